@@ -1,0 +1,90 @@
+"""What a decoder returns: the tokens, and how each of them came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from sde_gym.errors import InputError
+
+if TYPE_CHECKING:
+    from sde_gym.models.layered import LayeredModel
+
+#: "prefill": token 0, from the prompt's last state; "accepted": a draft that the final layer
+#: confirmed; "final": the final layer's own token (plain step, correction or bonus).
+Fate = Literal["prefill", "accepted", "final"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One draft and its verification."""
+
+    exit_depth: int  # l*; L where nothing was drafted
+    drafted: int
+    accepted: int
+
+
+@dataclass(slots=True)
+class DecodeResult:
+    """Generated tokens with their history, counters and times.
+
+    Attributes:
+        tokens: generated ids, the end-of-text id included if it was reached.
+        depths: per token, the depth that proposed it (L for the final layer's own).
+        fates: per token.
+        rounds: in order; empty for plain decoding.
+        num_layers: L.
+        prefill_seconds, decode_seconds: wall clock; token 0 belongs to prefill.
+        controller_seconds: part of decode_seconds spent in features and controller.
+        layer_passes: layers x tokens run in decoding (prefill excluded).
+        sequential_layers: layers run one after the other, a batch of tokens counted once.
+        head_calls: exit and final heads evaluated, a batch counted once.
+        decisions: controller decisions.
+    """
+
+    num_layers: int
+    tokens: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    fates: list[Fate] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    controller_seconds: float = 0.0
+    layer_passes: int = 0
+    sequential_layers: int = 0
+    head_calls: int = 0
+    decisions: int = 0
+
+    @property
+    def drafted(self) -> int:
+        """Proposals made."""
+        return sum(r.drafted for r in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        """Proposals accepted."""
+        return sum(r.accepted for r in self.rounds)
+
+    def emit(self, token: int, depth: int, fate: Fate) -> None:
+        """Append a token."""
+        self.tokens.append(token)
+        self.depths.append(depth)
+        self.fates.append(fate)
+
+
+def check_request(model: LayeredModel, prompt: list[int], max_new_tokens: int) -> int:
+    """The token budget of a request: `max_new_tokens`, or less where the context ends.
+
+    Raises:
+        InputError: an empty prompt, one that fills the context, or max_new_tokens below 0.
+    """
+    if not prompt:
+        raise InputError("the prompt has no tokens; at least one is needed")
+    if max_new_tokens < 0:
+        raise InputError(f"max_new_tokens must be at least 0, not {max_new_tokens}")
+    if len(prompt) >= model.context_limit:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens and the context holds {model.context_limit}: shorten the prompt"
+        )
+    # The last token emitted is never fed, so prompt + budget may exceed the context by one.
+    return min(max_new_tokens, model.context_limit - len(prompt) + 1)

@@ -1,0 +1,186 @@
+"""A causal language model opened up: embed, run any range of layers, score at any depth."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sde_gym.errors import InputError
+from sde_gym.models.heads import Adapter, ExitHeads
+from sde_gym.models.lean import LEAN_FAMILY, LeanStack
+from sde_gym.models.modular import MODULAR_FAMILY, ModularStack
+from sde_gym.models.sequence import Sequence as DepthSequence
+from sde_gym.models.slots import Rows, SlotCache
+
+
+class LayerStack(Protocol):
+    """What `LayeredModel` needs of an architecture."""
+
+    window_kinds: tuple[int | None, ...]
+
+    def new_cache(self, capacity: int) -> SlotCache: ...
+
+    def embed(self, tokens: Sequence[int]) -> Tensor: ...
+
+    def run(self, hidden: Tensor, first: int, stop: int, rows: Rows, cache: SlotCache) -> Tensor: ...
+
+
+class LayeredModel:
+    """A decoder-only transformers model whose layers can be run one range at a time.
+
+    Args:
+        hf: an `AutoModelForCausalLM` instance in evaluation mode.
+        tokenizer: its tokenizer, or None if only token ids will be used.
+        name: what traces and reports call the model.
+        compact_vocabulary: token ids of the exit heads below depth L; None = all.
+        adapters: per-token maps applied before the head at some depths.
+
+    Raises:
+        InputError: the architecture is not supported; the message names what is missing.
+    """
+
+    def __init__(
+        self,
+        hf: Any,
+        tokenizer: Any = None,
+        name: str = "",
+        compact_vocabulary: Sequence[int] | None = None,
+        adapters: Mapping[int, Adapter] | None = None,
+    ) -> None:
+        kind = getattr(getattr(hf, "config", None), "model_type", type(hf).__name__)
+        if kind in LEAN_FAMILY:
+            _require_parts(hf, kind)
+            self.stack: LayerStack = LeanStack(hf)
+        elif kind in MODULAR_FAMILY:
+            _require_parts(hf, kind)
+            self.stack = ModularStack(hf)
+        else:
+            raise InputError(
+                f"architecture {kind!r} is not supported: {_missing(hf)}; "
+                f"supported: {', '.join(LEAN_FAMILY + MODULAR_FAMILY)}"
+            )
+        self.hf = hf
+        self.tokenizer = tokenizer
+        self.name = name or getattr(hf.config, "_name_or_path", "") or kind
+        self.num_layers: int = len(hf.model.layers)
+        self.hidden_size: int = hf.config.hidden_size
+        self.vocab_size: int = hf.get_input_embeddings().weight.shape[0]
+        self.context_limit: int = hf.config.max_position_embeddings
+        self.eos_token_ids = _eos_token_ids(hf)
+        head = hf.get_output_embeddings()
+        self.dtype: torch.dtype = head.weight.dtype
+        self.device: torch.device = head.weight.device
+        norm = hf.model.norm
+        if isinstance(self.stack, LeanStack):
+            stack, weight = self.stack, norm.weight
+            norm = lambda hidden: stack.norm(hidden, weight)  # noqa: E731
+        self.heads = ExitHeads(
+            norm,
+            head.weight,
+            getattr(head, "bias", None),
+            self.num_layers,
+            self.eos_token_ids,
+            getattr(hf.config, "final_logit_softcapping", None),
+            compact_vocabulary,
+            adapters,
+        )
+        self._weights_hash: str | None = None
+
+    @property
+    def compact_vocabulary(self) -> Tensor | None:
+        """Full-vocabulary ids of the compact exit heads, int64, or None."""
+        return self.heads.compact_vocabulary
+
+    def sequence(self, capacity: int = 256) -> DepthSequence:
+        """A new, empty depth frontier."""
+        return DepthSequence(self, capacity)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt; a chat model's prompt becomes one user turn.
+
+        Raises:
+            InputError: empty text, no tokenizer, or more tokens than the context holds.
+        """
+        if self.tokenizer is None:
+            raise InputError(f"model {self.name!r} has no tokenizer; pass token ids instead of text")
+        if not isinstance(text, str) or not text:
+            raise InputError(f"the prompt must be a non-empty string, not {text!r}")
+        if getattr(self.tokenizer, "chat_template", None):
+            ids = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+            )["input_ids"]
+        else:
+            ids = self.tokenizer(text)["input_ids"]
+        if len(ids) >= self.context_limit:
+            raise InputError(f"the prompt has {len(ids)} tokens; the context holds {self.context_limit}: shorten it")
+        return [int(i) for i in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, end-of-text tokens left out."""
+        if self.tokenizer is None:
+            raise InputError(f"model {self.name!r} has no tokenizer")
+        text: str = self.tokenizer.decode([i for i in ids if i not in self.eos_token_ids])
+        return text
+
+    def token_text(self, token: int) -> str:
+        """Text of one token alone (bytes that are no UTF-8 by themselves show as a replacement)."""
+        return str(self.tokenizer.decode([token])) if self.tokenizer is not None else str(token)
+
+    def weights_hash(self) -> str:
+        """16 hex digits that identify the weights.
+
+        Every tensor's name, shape and 4096 values spread evenly over it enter the hash:
+        quick at any size, and different for any two models that were trained apart.
+        """
+        if self._weights_hash is None:
+            digest = hashlib.sha256()
+            for name, tensor in sorted(self.hf.state_dict().items()):
+                flat = tensor.detach().reshape(-1)
+                step = max(1, flat.numel() // 4096)
+                digest.update(f"{name}{tuple(tensor.shape)}".encode())
+                digest.update(flat[::step].to(torch.float32).cpu().numpy().tobytes())
+            self._weights_hash = digest.hexdigest()[:16]
+        return self._weights_hash
+
+    def head_hash(self) -> str:
+        """16 hex digits that identify the exit heads' vocabulary, or "full"."""
+        ids = self.compact_vocabulary
+        return "full" if ids is None else hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def _eos_token_ids(hf: Any) -> tuple[int, ...]:
+    """All ids that end a text, as `generate` reads them."""
+    found = getattr(getattr(hf, "generation_config", None), "eos_token_id", None)
+    if found is None:
+        found = getattr(hf.config, "eos_token_id", None)
+    if found is None:
+        return ()
+    return (int(found),) if isinstance(found, int) else tuple(int(i) for i in found)
+
+
+def _missing(hf: Any) -> str:
+    config = getattr(hf, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder, not a decoder-only language model"
+    try:
+        _require_parts(hf, "it")
+    except InputError as error:
+        return str(error)
+    return "its layers have not been checked against this package's depth frontier"
+
+
+def _require_parts(hf: Any, kind: str) -> None:
+    """Refuse a model that lacks a part which the depth frontier uses."""
+    if not hasattr(hf, "model") or not hasattr(hf, "get_output_embeddings"):
+        raise InputError(f"{kind} has no `model` body with a language-model head (AutoModelForCausalLM is expected)")
+    for part in ("layers", "norm", "embed_tokens", "rotary_emb"):
+        if not hasattr(hf.model, part):
+            raise InputError(f"{kind} has no `model.{part}`")
+    if hf.get_output_embeddings() is None:
+        raise InputError(f"{kind} has no language-model head")
+    if not hasattr(hf.model.layers[0], "mlp") or not hasattr(hf.model.layers[0].mlp, "gate_proj"):
+        raise InputError(f"{kind} has no gated MLP (`mlp.gate_proj`); a mixture of experts has several")

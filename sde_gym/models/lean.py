@@ -1,0 +1,187 @@
+"""The common decoder family, run by calling torch functions straight on the weights.
+
+RMSNorm, rotary positions, grouped-query attention, gated MLP; optional biases and
+query/key norms: Llama, Mistral, Qwen2, Qwen3, SmolLM. A small model at batch one spends
+most of its time between operations, so there are few of them here: query, key and value
+share one product, gate and up another, and the residual is added inside the projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sde_gym.errors import InputError
+from sde_gym.models.slots import Rows, SlotCache
+
+#: `model_type`s whose layers are of this family.
+LEAN_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose table does not depend on the text's length
+
+
+class _Layer(NamedTuple):
+    norm1: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor  # transposed view, for addmm
+    out_bias: Tensor | None
+    norm2: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor  # transposed view
+    down_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    window: int | None
+
+
+class LeanStack:
+    """The layers of one model of the family.
+
+    The fused weights replace the storage of the transformers model's own parameters, which
+    become views of them: both can be used, and nothing is stored twice.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        config = hf.config
+        body = hf.model
+        attention = body.layers[0].self_attn
+        self.embedding: Tensor = body.embed_tokens.weight
+        self.dtype = self.embedding.dtype
+        self.device = self.embedding.device
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.head_width = attention.head_dim
+        self.epsilon: float = config.rms_norm_eps
+        self.activation: Callable[[Tensor], Tensor] = body.layers[0].mlp.act_fn
+        if isinstance(self.activation, torch.nn.SiLU) or config.hidden_act == "silu":
+            self.activation = F.silu
+        self.scaling: float = attention.scaling
+        self._rotary = body.rotary_emb
+        rope_type = getattr(body.rotary_emb, "rope_type", "default")
+        if rope_type not in _ROPE_TYPES:
+            raise InputError(
+                f"rotary positions of type {rope_type!r} are not supported (they depend on the text's length); "
+                f"supported: {', '.join(_ROPE_TYPES)}"
+            )
+        self._cos, self._sin = self._rotary_table(256)
+        self.layers = [self._fuse(layer) for layer in body.layers]
+        self.window_kinds = tuple(dict.fromkeys(layer.window for layer in self.layers))
+
+    def _fuse(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv, qkv_bias = _fused([attention.q_proj, attention.k_proj, attention.v_proj])
+        gate_up, gate_up_bias = _fused([mlp.gate_proj, mlp.up_proj])
+        query_norm = getattr(attention, "q_norm", None)
+        key_norm = getattr(attention, "k_norm", None)
+        if getattr(attention, "layer_type", None) is None:  # Llama has no windows, Mistral one for all
+            window = getattr(attention.config, "sliding_window", None)
+        else:
+            window = attention.sliding_window
+        return _Layer(
+            layer.input_layernorm.weight, qkv, qkv_bias,
+            attention.o_proj.weight.t(), attention.o_proj.bias,
+            layer.post_attention_layernorm.weight, gate_up, gate_up_bias,
+            mlp.down_proj.weight.t(), mlp.down_proj.bias,
+            None if query_norm is None else query_norm.weight,
+            None if key_norm is None else key_norm.weight,
+            window,
+        )  # fmt: skip
+
+    def _rotary_table(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin (length, 1, head_width); sin carries the sign of the rotated half."""
+        positions = torch.arange(length, device=self.device).unsqueeze(0)
+        cos, sin = self._rotary(self.embedding[:1].unsqueeze(0), positions)
+        if cos.shape[-1] != self.head_width:
+            raise InputError(
+                f"partial rotary positions are not supported ({cos.shape[-1]} of {self.head_width} dimensions)"
+            )
+        sign = torch.ones_like(sin)
+        sign[..., : self.head_width // 2] = -1
+        return cos[0].unsqueeze(1), (sin * sign)[0].unsqueeze(1)
+
+    def new_cache(self, capacity: int) -> SlotCache:
+        """An empty cache for `capacity` slots."""
+        return SlotCache(len(self.layers), self.kv_heads, self.head_width, self.dtype, self.device, capacity)
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """(rows,) token ids -> (rows, hidden_size)."""
+        return F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm in float32, cast back, as transformers computes it."""
+        if self.dtype is torch.float32:
+            return F.rms_norm(x, (x.shape[-1],), weight, self.epsilon)
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return weight * wide.to(self.dtype)
+
+    def run(self, hidden: Tensor, first: int, stop: int, rows: Rows, cache: SlotCache) -> Tensor:
+        """Run `rows` through layers first..stop-1, storing their keys and values.
+
+        Args:
+            hidden: (rows, hidden_size) states at depth `first`.
+
+        Returns:
+            (rows, hidden_size) states at depth `stop`.
+        """
+        if cache.capacity > self._cos.shape[0]:
+            self._cos, self._sin = self._rotary_table(cache.capacity)
+        cos, sin = self._cos[rows.positions], self._sin[rows.positions]
+        count, total, slots = hidden.shape[0], rows.total, rows.slots
+        heads, kv_heads, width = self.heads, self.kv_heads, self.head_width
+        half, grouped = width // 2, heads != kv_heads
+        norm, activation = self.norm, self.activation
+        for index in range(first, stop):
+            layer = self.layers[index]
+            x = norm(hidden, layer.norm1)
+            qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(count, heads + 2 * kv_heads, width)
+            turned = qkv[:, : heads + kv_heads]
+            if layer.query_norm is not None and layer.key_norm is not None:
+                turned = torch.cat(
+                    (norm(turned[:, :heads], layer.query_norm), norm(turned[:, heads:], layer.key_norm)), 1
+                )
+            swapped = torch.roll(turned, half, -1)
+            turned = torch.addcmul(turned * cos, swapped, sin)
+            keys, values = cache.keys[index], cache.values[index]
+            keys[:, slots] = turned[:, heads:].transpose(0, 1)
+            values[:, slots] = qkv[:, heads + kv_heads :].transpose(0, 1)
+            mask = rows.masks[layer.window]
+            mixed = F.scaled_dot_product_attention(
+                turned[:, :heads].transpose(0, 1).unsqueeze(0),
+                keys[:, :total].unsqueeze(0),
+                values[:, :total].unsqueeze(0),
+                attn_mask=mask,
+                is_causal=rows.causal and mask is None and count > 1,
+                scale=self.scaling,
+                enable_gqa=grouped,
+            )
+            hidden = torch.addmm(hidden, mixed[0].transpose(0, 1).reshape(count, heads * width), layer.out)
+            if layer.out_bias is not None:
+                hidden = hidden + layer.out_bias
+            x = F.linear(norm(hidden, layer.norm2), layer.gate_up, layer.gate_up_bias)
+            gate, up = x.chunk(2, -1)
+            hidden = torch.addmm(hidden, activation(gate) * up, layer.down)
+            if layer.down_bias is not None:
+                hidden = hidden + layer.down_bias
+        return hidden
+
+
+def _fused(projections: list[Any]) -> tuple[Tensor, Tensor | None]:
+    """Stack the weights (and biases) of linear maps of one input; the originals become views."""
+    weight = torch.cat([p.weight.detach() for p in projections])
+    biases = [p.bias for p in projections]
+    bias = None if any(b is None for b in biases) else torch.cat([b.detach() for b in biases])
+    start = 0
+    for projection in projections:
+        stop = start + projection.weight.shape[0]
+        projection.weight.data = weight[start:stop]
+        if bias is not None:
+            projection.bias.data = bias[start:stop]
+        start = stop
+    return weight, bias

@@ -1,0 +1,229 @@
+"""Find a language model by name, folder or hub id, and load it.
+
+What is accepted as a model's folder is decided in `sde_gym.models.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sde_gym.errors import InputError
+from sde_gym.files import read_json
+from sde_gym.models.checkpoint import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    WEIGHTS_INDEX_FILE,
+    load_hf_model,
+    load_tokenizer,
+    one_line,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from sde_gym.models.layered import LayeredModel
+
+#: Folder of what ships with the package: one subfolder per named model.
+DATA = Path(__file__).parent / "data"
+
+COMPACT_VOCABULARY_FILE = "compact_vocabulary.json"
+
+#: What is fetched of a hub repository; foreign code and pickled weights stay there.
+HUB_FILES = (
+    "config.json", "generation_config.json", "model*.safetensors", WEIGHTS_INDEX_FILE,
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "chat_template*", COMPACT_VOCABULARY_FILE,
+)  # fmt: skip
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that `load_model` knows by name."""
+
+    name: str
+    description: str
+    folder: Path  # where its weights are, or will be
+    remedy: str  # what to do when they are not there
+
+    @property
+    def present(self) -> bool:
+        """Whether the configuration, the weights and the tokenizer are there."""
+        return all((self.folder / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"))
+
+
+def cache_folder() -> Path:
+    """The user's folder for fetched models; not created here.
+
+    `$SDE_GYM_CACHE` if set; else `sde_gym` below `%LOCALAPPDATA%` on Windows and below
+    `$XDG_CACHE_HOME`, or `~/.cache` without it, elsewhere.
+    """
+    chosen = os.environ.get("SDE_GYM_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base).expanduser() / "sde_gym"
+
+
+def available_models() -> list[NamedModel]:
+    """The models known by name, with what they are and whether they are there."""
+    return [
+        NamedModel(
+            "stdlib-20m",
+            "embedded: 24 layers, trained with early exits on Python's standard library",
+            DATA / "stdlib-20m",
+            "it ships with the package, so reinstall sde_gym",
+        ),
+        NamedModel(
+            "smollm2-135m",
+            "SmolLM2-135M-Instruct: 30 layers, a real chat model (Apache-2.0)",
+            cache_folder() / "models" / "smollm2-135m",
+            "run `sde-gym models pull smollm2-135m` once",
+        ),
+    ]
+
+
+def load_model(name_or_path: str | Path, dtype: str = "float32", device: str = "cpu") -> LayeredModel:
+    """Load a decoder-only language model, ready to be run layer by layer.
+
+    Args:
+        name_or_path: a name listed by `available_models`, a folder with `config.json` and
+            safetensors weights, or a hub id like `owner/model` (fetched into the hub's cache).
+        dtype: "float32", "bfloat16", or on CUDA "float16".
+        device: "cpu", "cuda" or "cuda:N".
+
+    Returns:
+        The model in evaluation mode, without gradients. Its tokenizer is None if the folder
+        holds none; its compact vocabulary is None if none ships with the model.
+
+    Raises:
+        InputError: unknown name, missing or damaged files, weights that do not fit their
+            configuration, unsupported architecture, dtype or device.
+    """
+    from sde_gym.models.layered import LayeredModel
+
+    torch_dtype = _checked_dtype(dtype, device)
+    name, folder, vocabulary_file = _locate(name_or_path)
+    hf_model = load_hf_model(folder, torch_dtype, device)
+    vocabulary_size = hf_model.config.get_text_config().vocab_size
+    tokenizer = load_tokenizer(folder, vocabulary_size)
+    compact = None
+    if vocabulary_file.is_file():
+        compact = read_compact_vocabulary(vocabulary_file, vocabulary_size, tokenizer)
+    return LayeredModel(hf_model, tokenizer=tokenizer, name=name, compact_vocabulary=compact)
+
+
+def read_compact_vocabulary(path: Path, vocabulary_size: int, tokenizer: Any | None) -> list[int]:
+    """Ids of a compact vocabulary file, in the file's order.
+
+    Args:
+        path: JSON object with `ids`, and optionally `vocabulary_size` and `vocabulary_hash`
+            (see `vocabulary_hash`) of the model that the list was made for.
+        vocabulary_size: entries of the model's full vocabulary.
+        tokenizer: the model's tokenizer, if it has one.
+
+    Raises:
+        InputError: the file is malformed or was made for another vocabulary.
+    """
+    remedy = "make it again for this model, or remove it"
+    content = read_json(path)
+    ids = content.get("ids") if isinstance(content, dict) else None
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise InputError(f"{path}: expected an object whose `ids` is a list of token ids; {remedy}")
+    if min(ids) < 0 or max(ids) >= vocabulary_size:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise InputError(f"{path}: token id {wrong} is outside 0..{vocabulary_size - 1}; {remedy}")
+    if len(set(ids)) < len(ids):
+        raise InputError(f"{path}: `ids` names a token twice; {remedy}")
+    size = content.get("vocabulary_size", vocabulary_size)
+    if size != vocabulary_size:
+        raise InputError(
+            f"{path}: made for a vocabulary of {size} entries, the model has {vocabulary_size}; {remedy}"
+        )
+    stored = content.get("vocabulary_hash")
+    if stored is not None and tokenizer is not None and stored != vocabulary_hash(tokenizer):
+        raise InputError(f"{path}: made for another tokenizer than the model's; {remedy}")
+    return ids
+
+
+def vocabulary_hash(tokenizer: Any) -> str:
+    """Hex SHA-256 of what each id of a tokenizer stands for; the tokenizer's files may differ."""
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def _locate(name_or_path: str | Path) -> tuple[str, Path, Path]:
+    """(name, folder with the weights, path of the compact vocabulary) of a model."""
+    given = str(name_or_path)
+    if not given:
+        raise InputError(f"the model's name is empty; {_known_names()}")
+    for named in available_models():
+        if given == named.name:
+            if not named.present:
+                raise InputError(f"the model {given} is not on this machine; {named.remedy}")
+            return given, named.folder, DATA / given / COMPACT_VOCABULARY_FILE
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return path.resolve().name, path, path / COMPACT_VOCABULARY_FILE
+    if path.exists():
+        raise InputError(f"{given} is a file; a model is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    if not isinstance(name_or_path, Path) and _HUB_ID.fullmatch(given):
+        folder = _fetch_from_hub(given)
+        return given, folder, folder / COMPACT_VOCABULARY_FILE
+    raise InputError(f"no model {given!r}; {_known_names()}")
+
+
+def _known_names() -> str:
+    names = ", ".join(named.name for named in available_models())
+    return f"expected one of {names}, or an existing folder with {CONFIG_FILE}, or a hub id like owner/model"
+
+
+def _fetch_from_hub(hub_id: str) -> Path:
+    """Folder of a hub repository's files, fetched unless they are in the hub's cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+    except GatedRepoError:
+        reason = "its owner grants access on request: ask for it on its page and run `hf auth login`"
+    except RepositoryNotFoundError:
+        reason = "the hub knows no such model, or it is private"
+    except LocalEntryNotFoundError:
+        reason = "the hub cannot be reached and the model was not fetched before"
+    except Exception as error:  # the hub's client raises errors of the http library beneath it
+        reason = one_line(error)
+    raise InputError(f"{hub_id} is neither a folder here nor could it be fetched: {reason}; {_known_names()}")
+
+
+def _checked_dtype(dtype: str, device: str) -> torch.dtype:
+    """The torch dtype, if `device` exists and supports it."""
+    import torch
+
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise InputError(f"device must be cpu, cuda or cuda:N, not {device!r}")
+    on_cuda = device != "cpu"
+    if on_cuda:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise InputError(f"device {device} needs CUDA, which this PyTorch or machine lacks; use cpu")
+        index = int(device.partition(":")[2] or 0)
+        if index >= count:
+            raise InputError(f"device {device} does not exist: this machine has cuda:0..cuda:{count - 1}")
+    allowed = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if on_cuda:
+        allowed["float16"] = torch.float16
+    if dtype not in allowed:
+        raise InputError(f"dtype on {device} must be one of {', '.join(allowed)}, not {dtype!r}")
+    return allowed[dtype]
