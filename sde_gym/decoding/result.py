@@ -40,6 +40,7 @@ class DecodeResult:
         sequential_layers: layers run one after the other, a batch of tokens counted once.
         head_calls: exit and final heads evaluated, a batch counted once.
         decisions: controller decisions.
+        untimed_tokens: leading tokens that came out before the decode clock started.
     """
 
     num_layers: int
@@ -54,6 +55,7 @@ class DecodeResult:
     sequential_layers: int = 0
     head_calls: int = 0
     decisions: int = 0
+    untimed_tokens: int = 1
 
     @property
     def drafted(self) -> int:

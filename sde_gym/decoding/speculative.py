@@ -27,16 +27,6 @@ from sde_gym.policies.observation import Action, Phase, observation_rows
 _LANE = np.zeros(1, np.int64)
 
 
-def check_depths(depths: Sequence_[int], num_layers: int) -> tuple[int, ...]:
-    """Candidate depths as a tuple; InputError unless 1 <= d_1 < ... < d_m < L."""
-    found = tuple(int(d) for d in depths)
-    if not found or any(b <= a for a, b in zip(found, found[1:], strict=False)):
-        raise InputError(f"depths must be increasing and not empty, not {found}")
-    if found[0] < 1 or found[-1] >= num_layers:
-        raise InputError(f"depths {found} must lie in 1..{num_layers - 1} (the model has {num_layers} layers)")
-    return found
-
-
 @torch.inference_mode()
 def speculative(
     model: LayeredModel,
@@ -68,7 +58,7 @@ def speculative(
     """
     if max_draft < 1 or k < 1 or window < 1:
         raise InputError(f"max_draft {max_draft}, k {k} and window {window} must all be at least 1")
-    candidates = check_depths(depths, model.num_layers)
+    candidates = model.check_depths(depths)
     budget = check_request(model, prompt, max_new_tokens)
     result = DecodeResult(model.num_layers)
     controller.bind(candidates, model.num_layers, max_draft)
@@ -147,7 +137,6 @@ class _Decoder:
     def _draft(self, index: int, proposal: int) -> tuple[list[int], int]:
         """Propose at l* until told to stop or forced to; (proposals, how many were fed)."""
         limit = self.budget - len(self.result.tokens)
-        depth = self.depths[index]
         proposals: list[int] = []
         chain = 0.0
         while True:
@@ -159,7 +148,6 @@ class _Decoder:
                 self.surprise.append(self._last_surprise)
             self.sequence.append([proposal])
             if len(proposals) == self.max_draft:
-                self._count(depth, 1)  # run to l* inside the verification pass
                 return proposals, len(proposals)
             action, found = self._decide(Phase.DRAFT, index, proposals, chain, None)
             if action == Action.CONTINUE:
@@ -170,8 +158,11 @@ class _Decoder:
         """Run everything pending to L, keep the agreeing prefix, emit the final layer's token."""
         top, result = self.model.num_layers, self.result
         exit_depth = self.depths[index] if proposals else top
-        before = self.sequence.depths[-1] if not proposals else exit_depth
-        self._count(top - before, 1 + fed, batched=True)
+        reached = self.sequence.depths[-1]
+        if reached < exit_depth and proposals:  # fed last and looked at by nobody
+            self._count(exit_depth - reached, 1)
+            reached = exit_depth
+        self._count(top - reached, 1 + fed)
         self.sequence.advance(top)
         logits = self.sequence.score(top, rows=1 + fed)
         result.head_calls += 1
@@ -275,16 +266,17 @@ class _Decoder:
         """Run the newest token to candidate depth `index`."""
         depth, before = self.depths[index], self.sequence.depths[-1]
         if before < depth:
-            self._count(depth - before, 1, batched=True)
+            self._count(depth - before, 1)
             self.sequence.advance(depth)
 
     def _logits(self, index: int) -> torch.Tensor:
         self.result.head_calls += 1
         return self.sequence.score(self.depths[index])
 
-    def _count(self, layers: int, tokens: int, batched: bool = False) -> None:
+    def _count(self, layers: int, tokens: int) -> None:
+        """Charge one pass of `tokens` tokens through `layers` layers."""
         self.result.layer_passes += layers * tokens
-        self.result.sequential_layers += layers if batched else layers * tokens
+        self.result.sequential_layers += layers
 
 
 def _surprise(logits: torch.Tensor) -> list[float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import CRITICAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +40,10 @@ def load_hf_model(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
     config = _read_config(folder)
     _check_weight_files(folder)
+    auto: Any = AutoModelForCausalLM  # its annotations know nothing of the loading report
     with quiet_transformers():
         try:
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = auto.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
@@ -115,11 +117,12 @@ def _read_config(folder: Path) -> Any:
 
 
 def _attention_implementation(config: Any) -> str:
-    """ "sdpa" where it computes the model exactly, else "eager" (soft-capped scores)."""
+    """The fused kernel ("sdpa") where it can compute the model, else "eager" (soft-capped scores)."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = config.get_text_config()
-    fused = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_sdpa
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    fused = architecture._supports_sdpa
     return "sdpa" if fused and getattr(text, "attn_logit_softcapping", None) is None else "eager"
 
 
@@ -181,7 +184,7 @@ def quiet_transformers() -> Iterator[None]:
 
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity(CRITICAL)
     logging.disable_progress_bar()
     try:
         yield

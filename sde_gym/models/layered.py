@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -94,6 +95,17 @@ class LayeredModel:
     def compact_vocabulary(self) -> Tensor | None:
         """Full-vocabulary ids of the compact exit heads, int64, or None."""
         return self.heads.compact_vocabulary
+
+    def check_depths(self, depths: Sequence[int]) -> tuple[int, ...]:
+        """Candidate exit depths as a tuple; InputError unless 1 <= d_1 < ... < d_m < L."""
+        found = tuple(int(d) for d in depths)
+        if not found or any(b <= a for a, b in pairwise(found)):
+            raise InputError(f"depths must be increasing and not empty, not {found}")
+        if found[0] < 1 or found[-1] >= self.num_layers:
+            raise InputError(
+                f"depths {found} must lie in 1..{self.num_layers - 1} ({self.name} has {self.num_layers} layers)"
+            )
+        return found
 
     def sequence(self, capacity: int = 256) -> DepthSequence:
         """A new, empty depth frontier."""

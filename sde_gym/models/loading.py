@@ -5,17 +5,14 @@ What is accepted as a model's folder is decided in `sde_gym.models.checkpoint`.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sde_gym.errors import InputError
-from sde_gym.files import read_json
 from sde_gym.models.checkpoint import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -112,6 +109,7 @@ def load_model(name_or_path: str | Path, dtype: str = "float32", device: str = "
             configuration, unsupported architecture, dtype or device.
     """
     from sde_gym.models.layered import LayeredModel
+    from sde_gym.models.vocabulary import load_compact_vocabulary
 
     torch_dtype = _checked_dtype(dtype, device)
     name, folder, vocabulary_file = _locate(name_or_path)
@@ -120,47 +118,8 @@ def load_model(name_or_path: str | Path, dtype: str = "float32", device: str = "
     tokenizer = load_tokenizer(folder, vocabulary_size)
     compact = None
     if vocabulary_file.is_file():
-        compact = read_compact_vocabulary(vocabulary_file, vocabulary_size, tokenizer)
+        compact = load_compact_vocabulary(vocabulary_file, vocabulary_size)
     return LayeredModel(hf_model, tokenizer=tokenizer, name=name, compact_vocabulary=compact)
-
-
-def read_compact_vocabulary(path: Path, vocabulary_size: int, tokenizer: Any | None) -> list[int]:
-    """Ids of a compact vocabulary file, in the file's order.
-
-    Args:
-        path: JSON object with `ids`, and optionally `vocabulary_size` and `vocabulary_hash`
-            (see `vocabulary_hash`) of the model that the list was made for.
-        vocabulary_size: entries of the model's full vocabulary.
-        tokenizer: the model's tokenizer, if it has one.
-
-    Raises:
-        InputError: the file is malformed or was made for another vocabulary.
-    """
-    remedy = "make it again for this model, or remove it"
-    content = read_json(path)
-    ids = content.get("ids") if isinstance(content, dict) else None
-    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise InputError(f"{path}: expected an object whose `ids` is a list of token ids; {remedy}")
-    if min(ids) < 0 or max(ids) >= vocabulary_size:
-        wrong = min(ids) if min(ids) < 0 else max(ids)
-        raise InputError(f"{path}: token id {wrong} is outside 0..{vocabulary_size - 1}; {remedy}")
-    if len(set(ids)) < len(ids):
-        raise InputError(f"{path}: `ids` names a token twice; {remedy}")
-    size = content.get("vocabulary_size", vocabulary_size)
-    if size != vocabulary_size:
-        raise InputError(
-            f"{path}: made for a vocabulary of {size} entries, the model has {vocabulary_size}; {remedy}"
-        )
-    stored = content.get("vocabulary_hash")
-    if stored is not None and tokenizer is not None and stored != vocabulary_hash(tokenizer):
-        raise InputError(f"{path}: made for another tokenizer than the model's; {remedy}")
-    return ids
-
-
-def vocabulary_hash(tokenizer: Any) -> str:
-    """Hex SHA-256 of what each id of a tokenizer stands for; the tokenizer's files may differ."""
-    entries = sorted(tokenizer.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def _locate(name_or_path: str | Path) -> tuple[str, Path, Path]:

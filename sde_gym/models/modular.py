@@ -62,7 +62,8 @@ class ModularStack:
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """(rows,) token ids -> (rows, hidden_size), scaled as the model scales them."""
         embedded: Tensor = self.body.embed_tokens(torch.tensor([list(tokens)], device=self.device))[0]
-        if self.config.model_type == "gemma":  # scales outside the embedding module
+        if self.config.model_type == "gemma" and not hasattr(self.body.embed_tokens, "embed_scale"):
+            # Older releases of transformers scale outside the embedding module.
             embedded = embedded * torch.tensor(self.config.hidden_size**0.5, dtype=embedded.dtype)
         return embedded
 

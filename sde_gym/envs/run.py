@@ -1,0 +1,162 @@
+"""Drive a controller over recorded texts, all at once, and count what it cost.
+
+The numbers are since prefill. `speedup` is simulated under the unit cost model: a layer costs 1
+however many tokens pass it together, heads and controllers cost nothing; plain decoding then costs
+L a token. The wall clock of the real decoder is measured elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sde_gym.envs.arguments import indices
+from sde_gym.envs.engine import COUNTERS, ReplayEngine
+from sde_gym.errors import InputError
+from sde_gym.policies.controller import Controller, RoundOutcome
+from sde_gym.policies.observation import Action
+from sde_gym.traces import TraceSet
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """What a controller did to n texts; arrays over them, int64 (n,) unless said otherwise.
+
+    Attributes:
+        controller: its name.
+        depths: the m candidate depths.
+        num_layers: L.
+        texts: index of each text in the trace set.
+        returns: float64 (n,), undiscounted sum of rewards.
+        tokens: tokens emitted after prefill.
+        rounds: verifications, plain steps of the last layer included.
+        drafted: proposals made.
+        accepted: proposals accepted.
+        decisions: actions taken.
+        layer_passes: layers times tokens.
+        sequential_layers: layers run one after the other.
+        head_calls: exit heads that were read or proposed from, plus one final head a round.
+        exits: int64 (n, m + 1), rounds that ended at each depth, the last column those without a
+            proposal.
+    """
+
+    controller: str
+    depths: tuple[int, ...]
+    num_layers: int
+    texts: NDArray[np.int64]
+    returns: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+    drafted: NDArray[np.int64]
+    accepted: NDArray[np.int64]
+    decisions: NDArray[np.int64]
+    layer_passes: NDArray[np.int64]
+    sequential_layers: NDArray[np.int64]
+    head_calls: NDArray[np.int64]
+    exits: NDArray[np.int64]
+
+    @property
+    def speedup(self) -> float:
+        """Plain decoding's cost over this one's, for all texts together, unit cost model."""
+        return float(self.num_layers * self.tokens.sum() / self.sequential_layers.sum())
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over proposed, 1.0 if nothing was proposed."""
+        return float(self.accepted.sum() / self.drafted.sum()) if self.drafted.any() else 1.0
+
+    @property
+    def mean_exit_depth(self) -> float:
+        """Mean of l* over rounds, L where nothing was proposed."""
+        depths = np.array([*self.depths, self.num_layers])
+        return float(self.exits.sum(axis=0) @ depths / self.rounds.sum())
+
+    @property
+    def mean_draft_length(self) -> float:
+        """Proposals a round."""
+        return float(self.drafted.sum() / self.rounds.sum())
+
+    def totals(self) -> dict[str, Any]:
+        """Sums and means over all texts, plain JSON values."""
+        return {
+            "controller": self.controller,
+            "texts": len(self.texts),
+            "return": float(self.returns.sum()),
+            **{name: int(getattr(self, name).sum()) for name in COUNTERS},
+            "speedup": self.speedup,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_exit_depth": self.mean_exit_depth,
+            "mean_draft_length": self.mean_draft_length,
+        }
+
+
+def run_controller(
+    traces: TraceSet,
+    controller: Controller,
+    texts: Sequence[int] | NDArray[np.int64] | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Decode texts under a controller, in replay, one lane a text.
+
+    Args:
+        traces: recorded texts.
+        controller: bound and reset here; its features are the observation.
+        texts: indices, none twice; all that are episodes if not given.
+        **settings: of `ReplayEngine`, but `observation` and `lanes`.
+
+    Raises:
+        InputError: no text, a text that there is not, a setting out of range, or a controller
+            that does not fit.
+    """
+    chosen = chosen_texts(ReplayEngine(traces, observation=(), **settings), texts)
+    engine = ReplayEngine(traces, observation=controller.observation, lanes=chosen.size, **settings)
+    controller.bind(engine.depths, engine.num_layers, engine.max_draft)
+    m = len(engine.depths)
+    reads = np.array([[controller.reads(phase, index) for index in range(m)] for phase in (0, 1)], dtype=bool)
+
+    lanes = np.arange(chosen.size, dtype=np.int64)
+    returns = np.zeros(chosen.size)
+    heads = np.zeros(chosen.size, dtype=np.int64)
+    exits = np.zeros((chosen.size, m + 1), dtype=np.int64)
+    observation = engine.reset_lanes(lanes, chosen)
+    controller.reset(lanes)
+    while lanes.size:
+        view = engine.view(lanes, observation)
+        actions = np.asarray(controller.act(view))
+        observation, reward, terminated, outcome = engine.step(actions, lanes)
+        returns[lanes] += reward
+        heads[lanes] += reads[outcome.phase, outcome.depth_index] | (actions == Action.EXIT)
+        ended = np.flatnonzero(outcome.ended)
+        if ended.size:
+            index = np.where(outcome.drafted[ended] > 0, outcome.depth_index[ended], m)
+            exits[lanes[ended], index] += 1
+            controller.feedback(
+                RoundOutcome(lanes[ended], index, outcome.drafted[ended], outcome.round_accepted[ended])
+            )
+        lanes, observation = lanes[~terminated], observation[~terminated]
+    counters = engine.counters()
+    counters["head_calls"] = heads + counters["rounds"]
+    return RunResult(
+        controller=controller.name,
+        depths=engine.depths,
+        num_layers=engine.num_layers,
+        texts=chosen,
+        returns=returns,
+        exits=exits,
+        **counters,
+    )
+
+
+def chosen_texts(engine: ReplayEngine, texts: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """The texts to run, int64 (n,): all that are episodes if not given; InputError if none."""
+    if texts is None:
+        chosen = np.flatnonzero(engine.tables.playable)
+    else:
+        chosen = indices("texts", texts, len(engine.traces))
+    if not chosen.size or len(np.unique(chosen)) != chosen.size:
+        raise InputError("texts: give at least one index of a text, and none twice")
+    return chosen

@@ -1,0 +1,69 @@
+"""Look-up tables that replay reads, made once from a trace set and shared by all lanes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sde_gym.policies.observation import observation_rows
+from sde_gym.traces import TraceSet
+
+RECORDED_FEATURES = ("confidence", "entropy", "top1", "margin", "stable")
+"""Features that depend on the trace's row and the depth alone, not on how one got there."""
+
+
+class Tables:
+    """What replay needs to know about every position and candidate depth.
+
+    Tables over P rows and m depths are flat, entry row * m + index.
+
+    Args:
+        traces: recorded texts.
+        depths: candidate depths, m of the recorded ones.
+        names: features of the observation.
+        k: log-probabilities that `confidence` averages.
+        max_new_tokens: token budget of a text.
+
+    Attributes:
+        depth: int64 (m,), the depths.
+        gap: int64 (m,), layers from each depth to the next, from the last one to L.
+        match: bool (P m,), whether the proposal equals the emitted token.
+        ends_text: bool (P m,), whether the proposal is an end-of-text token.
+        surprise: float64 (P m,), -log p of the proposal, nats.
+        final_surprise: float64 (P,), -log p of the last layer's best token, nats.
+        start: int64 (N + 1,), first row of each text.
+        limit: int64 (N,), tokens of each text that are replayed.
+        budget: int64 (N,), tokens that its budget allows, at least `limit`.
+        playable: bool (N,), whether it is an episode: at least one token is decided on.
+        names: those of `RECORDED_FEATURES` that were asked for.
+        features: float32 (P m, len(names)), clipped.
+    """
+
+    def __init__(
+        self, traces: TraceSet, depths: tuple[int, ...], names: tuple[str, ...], k: int, max_new_tokens: int
+    ) -> None:
+        columns = [traces.depths.index(depth) for depth in depths]
+        self.depth = np.array(depths, dtype=np.int64)
+        self.gap = np.diff(np.append(self.depth, traces.num_layers))
+        ids = traces.top_ids[:, columns]
+        logprobs = traces.top_logprobs[:, columns]
+        self.match = traces.match[:, columns].ravel()
+        self.ends_text = np.isin(ids[:, :, 0], traces.eos_token_ids).ravel()
+        self.surprise = -logprobs[:, :, 0].astype(np.float64).ravel()
+        self.final_surprise = -traces.final_logprobs[:, 0].astype(np.float64)
+        self.start = traces.start
+        ended = np.array([end == "eos" for end in traces.ends], dtype=bool)
+        self.limit = np.minimum(traces.lengths, max_new_tokens)
+        self.budget = np.where(ended, max_new_tokens, self.limit)
+        self.playable = self.limit >= 2
+
+        self.names = tuple(name for name in names if name in RECORDED_FEATURES)
+        stable = np.zeros(ids.shape[:2], dtype=bool)
+        stable[:, 1:] = ids[:, 1:, 0] == ids[:, :-1, 0]
+        self.features = observation_rows(
+            self.names,
+            stable.size,
+            top_logprobs=logprobs.reshape(stable.size, -1),
+            entropy=traces.entropy[:, columns].ravel(),
+            stable=stable.ravel(),
+            k=k,
+        )

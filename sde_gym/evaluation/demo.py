@@ -1,0 +1,235 @@
+"""The whole path in one run: record, train offline, decode for real, compare, report.
+
+Everything a stage makes goes into the output folder as soon as it exists, so that an
+interrupted run leaves a usable folder, and a repeated one takes up what is there: traces are
+resumed, exploratory episodes reused. The methods are compared on prompts that neither the
+policy nor the static setting was chosen on; their modules were also kept from the language
+model's own training.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import sde_gym
+from sde_gym.decoding import DecodeResult
+from sde_gym.errors import InputError
+from sde_gym.evaluation.benchmark import (
+    Method,
+    ar_method,
+    assistant_early_exit_method,
+    controller_method,
+    generate_method,
+    measure,
+    rows_as_dicts,
+    summarise_rows,
+)
+from sde_gym.evaluation.picture import picture
+from sde_gym.evaluation.report import write_report
+from sde_gym.evaluation.samples import Sample, token_pieces
+from sde_gym.evaluation.static import best_static
+from sde_gym.files import write_json
+from sde_gym.models.layered import LayeredModel
+from sde_gym.models.loading import load_model
+from sde_gym.offline import DQNSettings, train_policy
+from sde_gym.policies.files import load_policy
+from sde_gym.policies.rules import StaticController
+from sde_gym.prompts import Prompt, load_prompts
+from sde_gym.settings import setting
+from sde_gym.traces.recorder import record
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What the demo does; the defaults take about four minutes on two cores."""
+
+    model: str = setting("stdlib-20m", "model: a shipped name, a local path or a hub id")
+    train_prompts: str = setting("stdlib:train", "prompt set or JSONL file to record and learn from")
+    test_prompts: str = setting("stdlib:held-out", "prompt set or JSONL file to measure on")
+    train_limit: int = setting(96, "prompts recorded")
+    test_limit: int = setting(16, "prompts measured")
+    max_new_tokens: int = setting(96, "tokens generated per prompt")
+    depths: tuple[int, ...] = setting((2, 3, 4, 6), "candidate exit depths offered to the policy")
+    gradient_steps: int = setting(10_000, "gradient steps of the offline DQN")
+    episodes: int = setting(600, "exploratory episodes in the replay buffer")
+    repeats: int = setting(2, "passes over the measured prompts")
+    threads: int = setting(2, "torch threads")
+    seed: int = setting(0, "seed of exploration and training")
+
+    def __post_init__(self) -> None:
+        for name in (
+            "train_limit", "test_limit", "gradient_steps", "episodes", "repeats", "threads",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_new_tokens < 2:
+            raise InputError(f"max_new_tokens must be at least 2, not {self.max_new_tokens}")
+
+
+class Progress(Protocol):
+    """Where the demo reports to."""
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """`done` of `total` steps of a stage are over; called with 0 when it begins."""
+
+
+def silent(stage: str, done: int, total: int, note: str = "") -> None:
+    """A `Progress` that says nothing."""
+
+
+def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> dict[str, Any]:
+    """Run all stages and write traces, replay buffer, policy, results and report into `out`.
+
+    Returns:
+        What `results.json` holds: `rows` (one per method), the settings, hardware, versions.
+
+    Raises:
+        InputError: a setting, prompt file or model that does not fit, or an `out` that holds
+            the traces of another run.
+    """
+    torch.set_num_threads(settings.threads)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "settings.json", asdict(settings))
+    started = datetime.now(UTC)
+    model = load_model(settings.model)
+    model.check_depths(settings.depths)
+    train = load_prompts(settings.train_prompts)[: settings.train_limit]
+    test = _unseen(load_prompts(settings.test_prompts), train)[: settings.test_limit]
+
+    stage = "record traces"
+    progress(stage, 0, len(train))
+    traces = record(
+        model,
+        train,
+        out / "traces",
+        settings.depths,
+        max_new_tokens=settings.max_new_tokens,
+        progress=lambda done, total, tokens: progress(stage, done, total, f"{tokens} tokens"),
+    )
+
+    dqn = DQNSettings(
+        episodes=settings.episodes, gradient_steps=settings.gradient_steps, seed=settings.seed
+    )
+    progress("train the policy", 0, dqn.gradient_steps)
+    train_policy(
+        traces,
+        out / "policy",
+        dqn,
+        progress=lambda done, total, metrics: progress("train the policy", done, total, _note(metrics)),
+    )
+    torch.set_num_threads(settings.threads)
+    policy = load_policy(out / "policy" / "policy")
+
+    encoded_train = [(p.id, p.task, model.encode(p.text)) for p in train[:8]]
+    progress("tune the static setting", 0, len(encoded_train))
+    static, timed = best_static(
+        model,
+        traces,
+        encoded_train,
+        settings.max_new_tokens,
+        progress=lambda done, total: progress("tune the static setting", done, total),
+    )
+
+    tokens = settings.max_new_tokens
+    methods: dict[str, Method] = {
+        "ar": ar_method(model, tokens),
+        "generate": generate_method(model, tokens),
+        "assistant_early_exit": assistant_early_exit_method(
+            model, tokens, static.exit_depth, static.draft_length
+        ),
+        "static": controller_method(
+            model, StaticController(static.exit_depth, static.draft_length), traces.depths, tokens
+        ),
+        "lede": controller_method(model, policy, traces.depths, tokens),
+    }
+    encoded_test = [(p.id, p.task, model.encode(p.text)) for p in test]
+    progress("measure", 0, len(test) * settings.repeats)
+    raw, outputs = measure(
+        methods,
+        encoded_test,
+        repeats=settings.repeats,
+        progress=lambda done, total: progress("measure", done, total),
+    )
+    rows = summarise_rows(raw)
+    for row in rows:
+        if row["method"] in ("static", "assistant_early_exit"):
+            row["exit_depth"], row["draft_length"] = static.exit_depth, static.draft_length
+    results: dict[str, Any] = {
+        "rows": rows,
+        "settings": asdict(settings),
+        "model": {"name": model.name, "layers": model.num_layers, "weights": model.weights_hash()},
+        "static_candidates": [
+            {"exit_depth": s.exit_depth, "draft_length": s.draft_length, "layer_speedup": s.layer_speedup,
+             "measured_speedup": speed}
+            for s, speed in timed
+        ],
+        "prompts": {"recorded": len(train), "measured": len(test), "recorded_tokens": len(traces.token)},
+        "hardware": hardware(settings.threads),
+        "versions": versions(),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
+        "command": "sde-gym demo",
+    }  # fmt: skip
+    write_json(out / "results.json", results)
+    write_json(out / "measurements.json", rows_as_dicts(raw))
+    samples = _samples(model, test, outputs["lede"])
+    write_report(out / "report.html", results, samples)
+    picture(samples[:2], out / "report.png")
+    return results
+
+
+def _unseen(prompts: list[Prompt], train: list[Prompt]) -> list[Prompt]:
+    """Prompts that were not recorded for training; InputError if none is left."""
+    used = {p.text for p in train}
+    left = [p for p in prompts if p.text not in used]
+    if not left:
+        raise InputError("every prompt to measure on was also trained on; give other test prompts")
+    return left
+
+
+def _samples(model: LayeredModel, prompts: list[Prompt], results: Mapping[str, DecodeResult]) -> list[Sample]:
+    """The first texts of every task, ready to be shown."""
+    shown: dict[str, Prompt] = {}
+    for prompt in prompts:
+        shown.setdefault(prompt.task, prompt)
+    samples = []
+    for prompt in shown.values():
+        result = results[prompt.id]
+        pieces = token_pieces(lambda ids: model.decode(ids), result.tokens)
+        samples.append(
+            Sample(prompt.text, pieces, result.depths, result.fates, model.num_layers, f"{prompt.task}: {prompt.id}")
+        )
+    return samples
+
+
+def _note(metrics: Mapping[str, float]) -> str:
+    return f"return {metrics['return']:.1f}" if "return" in metrics else ""
+
+
+def hardware(threads: int) -> dict[str, Any]:
+    """What the figures were measured on."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:
+            models = [line.split(":", 1)[1].strip() for line in stream if line.startswith("model name")]
+        name = models[0] if models else name
+    except OSError:  # not Linux
+        pass
+    return {"cpu": name, "cores": os.cpu_count(), "threads": threads, "dtype": "float32", "device": "cpu"}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that figures depend on."""
+    names = ("torch", "transformers", "numpy", "gymnasium", "d3rlpy")
+    return {"python": platform.python_version(), "sde_gym": sde_gym.__version__} | {n: version(n) for n in names}
+
+

@@ -1,0 +1,197 @@
+"""The whole stage in one call: recorded traces in, a policy file out.
+
+The output folder, in the order in which it fills:
+
+    settings.json         every setting and the trace set's identity, before work starts
+    transitions.npz       the exploratory episodes, with propensities
+    policy.safetensors    the best checkpoint so far, replaced whenever a better one appears,
+    policy.json           and what is needed to use it
+    training_log.jsonl    one row of metrics per checkpoint (see `training`)
+
+Every file is replaced as a whole, so a run that is stopped leaves a folder that can be used. A
+second run with the same collection settings takes the transitions from it and trains afresh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sde_gym
+from sde_gym.envs.run import run_controller
+from sde_gym.errors import InputError
+from sde_gym.files import read_json, write_json, write_text
+from sde_gym.offline.behaviours import exploratory_schedule
+from sde_gym.offline.collect import collect, trace_set_id
+from sde_gym.offline.settings import DQNSettings
+from sde_gym.offline.training import Log, Progress, train_dqn
+from sde_gym.offline.transitions import Transitions, load_transitions, save_transitions
+from sde_gym.policies.files import policy_paths, save_policy
+from sde_gym.policies.qnetwork import QController, QNetwork
+from sde_gym.traces import TraceSet
+
+SETTINGS_FILE = "settings.json"
+TRANSITIONS_FILE = "transitions.npz"
+LOG_FILE = "training_log.jsonl"
+POLICY_NAME = "policy"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedPolicy:
+    """What `train_policy` made.
+
+    Attributes:
+        policy: the best checkpoint, as saved.
+        log: one row of metrics per checkpoint.
+        transitions: what it was trained on.
+        reused: whether the transitions were found in the folder.
+    """
+
+    policy: QController
+    log: Log
+    transitions: Transitions
+    reused: bool
+
+
+def train_policy(
+    traces: TraceSet,
+    out: str | Path,
+    settings: DQNSettings | None = None,
+    progress: Progress | None = None,
+) -> TrainedPolicy:
+    """Explore, train a DQN, write the policy.
+
+    The checkpoint that is kept is the one of highest return on `traces` themselves, under the
+    settings' reward; keep the texts that a result is reported on out of them.
+
+    Args:
+        traces: the training texts.
+        out: folder, see the module; made if missing. What another run left there is replaced.
+        settings: `DQNSettings()` if None.
+        progress: called with gradient steps done, in all, and the newest checkpoint's metrics.
+
+    Returns:
+        The policy, its log and its data.
+
+    Raises:
+        InputError: settings that train nothing or do not fit the traces, an `out` that is a file,
+            or d3rlpy missing.
+    """
+    chosen = settings or DQNSettings()
+    chosen.check()
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; give a folder for the policy")
+    identity = trace_set_id(traces)
+    _begin(folder, {"settings": chosen.to_json(), "traces": identity})
+    transitions, reused = _transitions(traces, folder / TRANSITIONS_FILE, chosen, identity)
+
+    def controller(network: QNetwork, meta: Mapping[str, Any] | None = None) -> QController:
+        return QController(
+            network, chosen.features, chosen.depths or traces.depths, traces.num_layers,
+            chosen.max_draft, k=chosen.k, window=chosen.window, meta=meta,
+        )  # fmt: skip
+
+    def evaluate(network: QNetwork) -> dict[str, float]:
+        result = run_controller(
+            traces, controller(network), depths=chosen.depths, reward=chosen.reward,
+            final_token_reward=chosen.final_token_reward, k=chosen.k, window=chosen.window,
+            max_draft=chosen.max_draft,
+        )  # fmt: skip
+        return {
+            "return": float(result.returns.mean()),
+            "speedup": result.speedup,
+            "acceptance_rate": result.acceptance_rate,
+            "mean_exit_depth": result.mean_exit_depth,
+            "mean_draft_length": result.mean_draft_length,
+        }
+
+    def keep(network: QNetwork, metrics: Mapping[str, float]) -> None:
+        save_policy(
+            folder / POLICY_NAME,
+            controller(network),
+            model={"name": traces.manifest["model"], "weights_hash": traces.manifest["model_hash"]},
+            traces=identity,
+            training=chosen.to_json(),
+            provenance={
+                "selected_by": "highest mean return per training text, greedy, in replay",
+                "checkpoint": dict(metrics),
+                "texts": len(traces),
+                "transitions": len(transitions),
+                "versions": _versions(),
+            },
+        )
+
+    rows: Log = []
+
+    def note(row: Mapping[str, float]) -> None:
+        rows.append(dict(row))
+        write_text(folder / LOG_FILE, "".join(json.dumps(row) + "\n" for row in rows))
+
+    network, log = train_dqn(transitions, chosen, progress, evaluate, keep, note)
+    return TrainedPolicy(controller(network), log, transitions, reused)
+
+
+def _begin(folder: Path, run: dict[str, Any]) -> None:
+    """Write what this run is, and remove the policy and log of another one."""
+    path = folder / SETTINGS_FILE
+    try:
+        before = read_json(path)
+    except InputError:  # none there, or none that can be read: not this run's
+        before = None
+    if before != run:
+        for stale in (*policy_paths(folder / POLICY_NAME), folder / LOG_FILE):
+            stale.unlink(missing_ok=True)
+    write_json(path, run)
+
+
+def _transitions(
+    traces: TraceSet, path: Path, settings: DQNSettings, identity: str
+) -> tuple[Transitions, bool]:
+    """The exploratory episodes: those in the folder if they are what would be collected, else new ones."""
+    depths = settings.depths or traces.depths
+    request = {
+        "depths": list(depths),
+        "traces": identity,
+        "package_version": sde_gym.__version__,
+        **{name: getattr(settings, name) for name in _COLLECTION_SETTINGS},
+    }
+    try:
+        found = load_transitions(path)
+        if found.settings.get("request") == request:
+            return found, True
+    except InputError:  # missing or damaged: collecting is cheap
+        pass
+    collected = collect(
+        traces,
+        exploratory_schedule(depths, settings.max_draft, settings.epsilon),
+        settings.episodes,
+        settings.seed,
+        observation=settings.features,
+        depths=settings.depths,
+        reward=settings.reward,
+        final_token_reward=settings.final_token_reward,
+        k=settings.k,
+        window=settings.window,
+        max_draft=settings.max_draft,
+    )
+    transitions = dataclasses.replace(collected, settings={**collected.settings, "request": request})
+    save_transitions(path, transitions)
+    return transitions, False
+
+
+#: Settings on which the transitions depend.
+_COLLECTION_SETTINGS = (
+    "observation", "reward", "final_token_reward", "k", "window", "max_draft", "episodes", "epsilon", "seed",
+)  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what the weights depend on."""
+    from importlib.metadata import version
+
+    return {"sde_gym": sde_gym.__version__, **{name: version(name) for name in ("d3rlpy", "torch", "numpy")}}

@@ -1,0 +1,1 @@
+"""Who decides: the Controller protocol, the features it may read, and controllers."""

@@ -1,0 +1,120 @@
+"""The one protocol that replay, the environments and the real decoder drive.
+
+A controller decides for many lanes at once: lane = one text being decoded. The driver calls
+`bind` once, `reset` when lanes start a text, `act` for every decision, and `feedback` whenever
+rounds have been verified. Arrays are over the lanes of the call, n of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass
+class View:
+    """What a controller is shown for one decision in each of n lanes.
+
+    Attributes:
+        phase: int64 (n,), `Phase`.
+        depth_index: int64 (n,), index into the bound depths: of the depth that the newest
+            token has reached; in DRAFT always that of l*.
+        draft_length: int64 (n,), proposals made so far in this round, 0 in SELECT.
+        observation: float32 (n, f), the columns the controller asked for in `observation`.
+        lanes: int64 (n,), lane ids, the keys of any state a controller keeps.
+        text: int64 (n,), index of the text.
+        decision: int64 (n,), number of the decision in its text from 0, for counter-based
+            random draws.
+    """
+
+    phase: NDArray[np.int64]
+    depth_index: NDArray[np.int64]
+    draft_length: NDArray[np.int64]
+    observation: NDArray[np.float32]
+    lanes: NDArray[np.int64]
+    text: NDArray[np.int64]
+    decision: NDArray[np.int64]
+
+
+@dataclass
+class RoundOutcome:
+    """What became of the rounds that ended in n lanes.
+
+    Attributes:
+        lanes: int64 (n,), lane ids.
+        depth_index: int64 (n,), index of l* among the bound depths; their number m where the
+            walk went on to the last layer and nothing was drafted.
+        drafted: int64 (n,), proposals made.
+        accepted: int64 (n,), proposals accepted, a prefix of them.
+    """
+
+    lanes: NDArray[np.int64]
+    depth_index: NDArray[np.int64]
+    drafted: NDArray[np.int64]
+    accepted: NDArray[np.int64]
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """Decides at which depth to exit and how long to draft.
+
+    Attributes:
+        name: for tables.
+        observation: the features it reads, in order; may be empty. The driver fills
+            `View.observation` with exactly these columns.
+    """
+
+    name: str
+    observation: tuple[str, ...]
+
+    def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
+        """Learn what it will control; raises InputError if it does not fit."""
+
+    def reset(self, lanes: NDArray[np.int64]) -> None:
+        """Forget everything about these lanes: each starts a new text."""
+
+    def act(self, view: View) -> NDArray[np.int64]:
+        """One `Action` for each lane of the view, int64 (n,)."""
+
+    def feedback(self, outcome: RoundOutcome) -> None:
+        """Learn how rounds ended."""
+
+    def reads(self, phase: int, depth_index: int) -> bool:
+        """Whether `act` looks at the exit head's features in this phase at this depth.
+
+        Where it does not, the decoder does not compute that head unless a token is proposed
+        from it.
+        """
+
+
+class BaseController:
+    """A controller without state between decisions: the parts most controllers share.
+
+    Subclasses set `name` and `observation` and define `act`.
+    """
+
+    name: str = ""
+    observation: tuple[str, ...] = ()
+
+    depths: tuple[int, ...] = ()
+    num_layers: int = 0
+    max_draft: int = 0
+
+    def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
+        """Remember depths, layers and draft cap; subclasses refuse what does not fit."""
+        self.depths = tuple(int(depth) for depth in depths)
+        self.num_layers = int(num_layers)
+        self.max_draft = int(max_draft)
+
+    def reset(self, lanes: NDArray[np.int64]) -> None:
+        """Nothing to forget."""
+
+    def feedback(self, outcome: RoundOutcome) -> None:
+        """Nothing to learn."""
+
+    def reads(self, phase: int, depth_index: int) -> bool:
+        """True as soon as any feature is asked for."""
+        return bool(self.observation)

@@ -1,0 +1,44 @@
+"""Settings dataclasses: one frozen dataclass a stage, with a line of help under every field.
+
+The dataclass is the only place that knows a stage's options and defaults; the command line
+is built from it (`sde_gym.cli`), and stages save it as JSON beside what they made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import MISSING, dataclass
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+def setting(default: Value, help: str) -> Value:
+    """A dataclass field with a default and a line of help.
+
+    Typed as the default's own type, because that is what the field holds on an instance.
+    """
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a settings dataclass."""
+
+    name: str
+    type: Any  # the resolved annotation
+    default: Any  # dataclasses.MISSING if the field has none
+    help: str
+
+
+def describe(settings: type[Any]) -> list[Field]:
+    """The fields of a settings dataclass, in order, with their annotations resolved."""
+    hints = typing.get_type_hints(settings)
+    described = []
+    for field in dataclasses.fields(settings):
+        default = field.default
+        if default is MISSING and field.default_factory is not MISSING:
+            default = field.default_factory()
+        described.append(Field(field.name, hints[field.name], default, field.metadata.get("help", "")))
+    return described

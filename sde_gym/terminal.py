@@ -1,0 +1,141 @@
+"""What the command line shows: errors as sentences, progress bars, tables, coloured texts."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from sde_gym.errors import InputError
+
+#: Exit status of an interrupted command, as shells have it: 128 + SIGINT.
+INTERRUPTED = 130
+BAD_INPUT = 2
+
+#: Packages of the extras: what to install if one is missing.
+_EXTRAS = {
+    "accelerate": "smollm2",
+    "d3rlpy": "offline",
+    "gguf": "smollm2",
+    "h5py": "offline",
+    "minari": "offline",
+    "stable_baselines3": "online",
+}
+
+
+def _fail(message: str) -> NoReturn:
+    console = Console(stderr=True, highlight=False)
+    console.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    raise typer.Exit(BAD_INPUT)
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """Turn what the user can mend into one sentence on stderr and an exit status.
+
+    Bad input and files that cannot be read or written: status 2. An interrupt: status 130.
+    Everything else is a fault of the program and keeps its traceback.
+    """
+    try:
+        yield
+    except InputError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            _fail("the disk is full; what was written before is complete and stays")
+        if error.filename is None:  # not about a file: a fault, or a closed pipe
+            raise
+        _fail(f"{error.filename}: {(error.strerror or type(error).__name__).lower()}")
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _fail(f"this needs the package {error.name}: pip install 'sde_gym[{extra}]'")
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\ninterrupted; what was written before is complete and stays")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+class SentenceGroup(TyperGroup):
+    """A group of commands whose errors are shown by `errors_as_sentences`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        with errors_as_sentences():
+            return super().invoke(ctx)
+
+
+#: Called with (stage, steps done, of how many, a short note); 0 done when a stage begins.
+Advance = Callable[..., None]
+
+
+@contextmanager
+def progress_bars() -> Iterator[Advance]:
+    """Progress bars on stderr, if that is a terminal, one a stage; yields what moves them."""
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", style="dim"),
+    )
+    console = Console(stderr=True)
+    stages: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+
+        def advance(stage: str, done: float, total: float, note: str = "") -> None:
+            if stage not in stages:
+                stages[stage] = progress.add_task(stage, note="")
+            progress.update(stages[stage], completed=done, total=total, note=note)
+
+        try:
+            yield advance
+        except InputError:
+            progress.live.transient = True  # the sentence is enough
+            raise
+
+
+def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The rows of `results.json`, one method a line."""
+    from sde_gym.evaluation.report import COLUMNS, method_name, row_figures, row_identical
+
+    table = Table("Method")
+    for _, heading, _ in COLUMNS:
+        table.add_column(heading, justify="right")
+    table.add_column("Identical to AR", justify="right")
+    for row in rows:
+        style = "bold" if row["method"] == "lede" else None
+        table.add_row(method_name(row), *row_figures(row), row_identical(row), style=style)
+    return table
+
+
+def coloured(sample: Any) -> tuple[Text, Text]:
+    """(text, legend) of a `Sample`: the prompt dimmed, each token on its depth's colour."""
+    from sde_gym.evaluation.samples import DepthColours
+
+    colours = DepthColours.of([sample])
+
+    def style(depth: int) -> str:
+        background = colours.background(depth)
+        return f"{colours.ink(depth)} on {background}" if background else ""
+
+    text = Text.assemble((sample.prompt, "dim"))
+    for token, depth in zip(sample.tokens, sample.depths, strict=True):
+        text.append(token, style(depth))
+    legend = Text("exit depth: ")
+    for depth in colours.depths:
+        legend.append(f" {depth} ", style(depth))
+        legend.append(" ")
+    legend.append(f"no colour: the final layer, {sample.num_layers}")
+    return text, legend

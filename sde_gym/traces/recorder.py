@@ -1,0 +1,141 @@
+"""Record once what every depth of a model would have said along its own greedy text.
+
+First the text is generated, several prompts at a time; then every text is run through the
+model once more in a single pass, and each candidate depth is scored at all its positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sde_gym.errors import InputError
+from sde_gym.models.generation import generate_greedy
+from sde_gym.models.heads import summarise
+from sde_gym.models.layered import LayeredModel
+from sde_gym.prompts import Prompt
+from sde_gym.traces.store import TraceSet, TraceWriter, load_traces
+
+#: Progress callback: texts done, texts in all, tokens recorded in this run.
+Progress = Callable[[int, int, int], None]
+
+
+@torch.inference_mode()
+def record(
+    model: LayeredModel,
+    prompts: Sequence[Prompt],
+    out: Path | str,
+    depths: Sequence[int],
+    *,
+    max_new_tokens: int = 96,
+    k: int = 8,
+    batch_size: int = 8,
+    compact: bool = True,
+    progress: Progress | None = None,
+) -> TraceSet:
+    """Record greedy continuations of `prompts`, resuming if `out` already holds some.
+
+    Args:
+        model: the model to record.
+        prompts: with unique ids.
+        out: folder of the trace set.
+        depths: candidate exit depths, increasing, below L.
+        max_new_tokens: tokens per text, at least 2.
+        k: most probable tokens stored per depth (8 serves DECS for up to 9 explorers).
+        batch_size: prompts generated at once.
+        compact: score depths below L over the model's compact vocabulary, if it has one.
+        progress: called after every batch.
+
+    Returns:
+        The trace set as read back from `out`.
+
+    Raises:
+        InputError: no prompts, depths out of range, a prompt that fills the context, or a
+            folder recorded with other settings.
+    """
+    if not prompts:
+        raise InputError("there are no prompts to record")
+    if max_new_tokens < 2 or k < 2 or batch_size < 1:
+        raise InputError(
+            f"max_new_tokens {max_new_tokens} and k {k} must be at least 2, batch_size {batch_size} at least 1"
+        )
+    candidates = model.check_depths(depths)
+    narrowest = model.vocab_size
+    if compact and model.compact_vocabulary is not None:
+        narrowest = len(model.compact_vocabulary)
+    if k > narrowest:
+        raise InputError(f"k {k} exceeds the {narrowest} tokens of the exit heads' vocabulary")
+    writer = TraceWriter(
+        Path(out),
+        model=model.name,
+        model_hash=model.weights_hash(),
+        num_layers=model.num_layers,
+        depths=candidates,
+        head=model.head_hash() if compact else "full",
+        dtype=str(model.dtype).removeprefix("torch."),
+        eos_token_ids=model.eos_token_ids,
+        k=k,
+        max_new_tokens=max_new_tokens,
+    )
+    with writer:
+        waiting = [p for p in prompts if p.id not in writer.done]
+        done, tokens = len(prompts) - len(waiting), 0
+        for start in range(0, len(waiting), batch_size):
+            batch = waiting[start : start + batch_size]
+            encoded = [model.encode(prompt.text) for prompt in batch]
+            for prompt, ids, text in zip(
+                batch, encoded, generate_greedy(model, encoded, max_new_tokens), strict=True
+            ):
+                _record_text(writer, model, prompt, ids, text, candidates, max_new_tokens, k, compact)
+                tokens += len(text)
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(prompts), tokens)
+    return load_traces(Path(out))
+
+
+def _record_text(
+    writer: TraceWriter, model: LayeredModel, prompt: Prompt, ids: list[int], text: list[int],
+    depths: tuple[int, ...], max_new_tokens: int, k: int, compact: bool,
+) -> None:  # fmt: skip
+    """Score every depth at all positions of one text, and store it."""
+    count, top = len(text), model.num_layers
+    sequence = model.sequence(len(ids) + count)
+    sequence.append(ids + text[:-1])
+    top_ids = np.empty((count, len(depths), k), np.int32)
+    top_logprobs = np.empty((count, len(depths), k), np.float32)
+    entropy = np.empty((count, len(depths)), np.float32)
+    for column, depth in enumerate(depths):
+        sequence.advance(depth)
+        vocabulary = model.heads.vocabulary(depth) if compact else None
+        found, best, spread = summarise(sequence.score(depth, count, compact), k, vocabulary)
+        top_ids[:, column] = found.cpu().numpy()
+        top_logprobs[:, column] = best.cpu().numpy()
+        entropy[:, column] = spread.cpu().numpy()
+    sequence.advance(top)
+    logits = sequence.score(top, count)
+    final_ids, final_logprobs, _ = summarise(logits, k)
+    gap = final_logprobs[:, 0] - final_logprobs[:, 1]
+    if text[-1] in model.eos_token_ids:
+        end = "eos"
+    else:
+        end = "budget" if count == max_new_tokens else "context"
+    writer.add_text(
+        text_id=prompt.id,
+        task=prompt.task,
+        source=prompt.source,
+        # Text cut from the interpreter's library is named by its reference, not copied.
+        prompt=None if prompt.source.startswith("stdlib:") else prompt.text,
+        prompt_tokens=np.asarray(ids, np.int32),
+        token=np.asarray(text, np.int32),
+        end=end,
+        final_ids=final_ids.cpu().numpy().astype(np.int32),
+        final_logprobs=final_logprobs.cpu().numpy(),
+        final_gap=gap.cpu().numpy(),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        entropy=entropy,
+    )

@@ -1,0 +1,121 @@
+"""Trace sets on disk: a folder with `manifest.json` and shards of a few texts each.
+
+A shard is a pair `texts-00000.parquet`, `positions-00000.parquet`; it counts once the manifest
+names both with their checksums, so a killed recording leaves a valid, shorter set and is resumed
+by text (`TraceWriter`). The columns are listed in `schema.py`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sde_gym.errors import InputError
+from sde_gym.traces.schema import TEXT_COLUMNS, TraceSettings, check_text, position_columns
+from sde_gym.traces.shards import MANIFEST, read_manifest, read_shard
+from sde_gym.traces.trace_set import TraceSet, frozen
+from sde_gym.traces.writer import TraceWriter
+
+__all__ = ["SHIPPED", "TraceSet", "TraceWriter", "load_traces"]
+
+SHIPPED = Path(__file__).parent / "data"
+"""Trace sets that come with the package, one folder each."""
+
+
+def load_traces(name_or_path: str | Path) -> TraceSet:
+    """Load a trace set that ships with the package, by name, or one in a folder.
+
+    The same files are read only once in a process; the set is then shared.
+
+    Raises:
+        InputError: there is no such set, or a file of it is missing, damaged, of another schema
+            version or no trace file; the message names the file.
+    """
+    shipped = sorted(path.parent.name for path in SHIPPED.glob(f"*/{MANIFEST}"))
+    folder = SHIPPED / name_or_path if str(name_or_path) in shipped else Path(name_or_path)
+    if not folder.exists():
+        raise InputError(
+            f"traces: {str(name_or_path)!r} is neither a folder nor a shipped trace set "
+            f"({', '.join(shipped) or 'none is shipped'})"
+        )
+    if not folder.is_dir():
+        raise InputError(f"traces: {folder} is a file; give the folder that holds {MANIFEST}")
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".parquet"))
+    state = tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return _load(folder.resolve(), state)
+
+
+@lru_cache(maxsize=4)
+def _load(folder: Path, state: tuple[tuple[str, int, int], ...]) -> TraceSet:
+    """Read and check a folder; `state` (names, sizes, times) makes a changed folder a new key."""
+    manifest = read_manifest(folder)
+    settings = TraceSettings.from_manifest(manifest, str(folder / MANIFEST))
+    columns = {"texts": list(TEXT_COLUMNS), "positions": position_columns(settings.depths)}
+    tables: dict[str, list[Any]] = {"texts": [], "positions": []}
+    for shard in manifest["shards"]:
+        kind = shard["file"].split("-")[0]
+        tables[kind].append(read_shard(folder, shard, columns[kind], settings.k))
+    if not tables["texts"] or not tables["positions"]:
+        raise InputError(f"{folder}: holds no text")
+    return _assemble(folder, manifest, settings, tables)
+
+
+def _assemble(
+    folder: Path, manifest: dict[str, Any], settings: TraceSettings, tables: dict[str, list[Any]]
+) -> TraceSet:
+    """The set in memory out of its tables, checked to fit together."""
+    import pyarrow as pa
+
+    texts, positions = pa.concat_tables(tables["texts"]), pa.concat_tables(tables["positions"])
+    k, depths = settings.k, settings.depths
+
+    def rows(name: str) -> NDArray[Any]:
+        return positions.column(name).combine_chunks().to_numpy(zero_copy_only=False)
+
+    def lists(name: str) -> NDArray[Any]:
+        return positions.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, k)
+
+    lengths = texts.column("tokens").to_numpy().astype(np.int64)
+    start = np.concatenate([[0], np.cumsum(lengths)])
+    expected_text = np.repeat(np.arange(len(lengths)), lengths)
+    if (
+        not np.array_equal(texts.column("text").to_numpy(), np.arange(len(lengths)))
+        or not np.array_equal(rows("text"), expected_text)
+        or not np.array_equal(rows("position"), np.arange(start[-1]) - start[:-1][expected_text])
+    ):
+        raise InputError(f"{folder}: the rows of its texts and positions files do not belong together")
+    arrays: dict[str, Any] = {
+        "token": rows("token"),
+        "top_ids": np.stack([lists(f"d{depth}_ids") for depth in depths], axis=1),
+        "top_logprobs": np.stack([lists(f"d{depth}_logprobs") for depth in depths], axis=1),
+        "entropy": np.stack([rows(f"d{depth}_entropy") for depth in depths], axis=1),
+        "match": np.stack([rows(f"d{depth}_match") for depth in depths], axis=1),
+        "final_ids": lists("final_ids"),
+        "final_logprobs": lists("final_logprobs"),
+        "final_gap": rows("final_gap"),
+    }
+    trace_set = TraceSet(
+        manifest=manifest,
+        depths=depths,
+        num_layers=settings.num_layers,
+        k=k,
+        start=frozen(start.astype(np.int64)),
+        text_ids=texts.column("id").to_pylist(),
+        tasks=texts.column("task").to_pylist(),
+        ends=texts.column("end").to_pylist(),
+        prompt_tokens=[
+            frozen(np.array(tokens, dtype=np.int32)) for tokens in texts.column("prompt_tokens").to_pylist()
+        ],
+        prompts=texts.column("prompt").to_pylist(),
+        sources=texts.column("source").to_pylist(),
+        **{name: frozen(array) for name, array in arrays.items()},
+    )
+    if not np.array_equal(trace_set.match, trace_set.top_ids[:, :, 0] == trace_set.token[:, None]):
+        raise InputError(f"{folder}: a match column contradicts the tokens")
+    for number, (text_id, end) in enumerate(zip(trace_set.text_ids, trace_set.ends, strict=True)):
+        check_text(f"{folder}: text {text_id!r}", trace_set.tokens_of(number), end, settings)
+    return trace_set

@@ -1,0 +1,144 @@
+"""A trace set in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sde_gym.errors import InputError
+
+ROW_ARRAYS = (
+    "token",
+    "top_ids",
+    "top_logprobs",
+    "entropy",
+    "match",
+    "final_ids",
+    "final_logprobs",
+    "final_gap",
+)
+TEXT_LISTS = ("text_ids", "tasks", "ends", "prompt_tokens", "prompts", "sources")
+
+
+@dataclass(frozen=True, eq=False)
+class TraceSet:
+    """Recorded texts in memory, flat over all P positions of all N texts; arrays are read-only.
+
+    Attributes:
+        manifest: the folder's manifest, or the same keys for a set made in memory.
+        depths: the m recorded depths, rising.
+        num_layers: L.
+        k: most probable tokens stored a row.
+        start: int64 (N + 1,), first row of each text; tokens of text n are
+            `token[start[n]:start[n + 1]]`.
+        token: int32 (P,), emitted tokens.
+        top_ids: int32 (P, m, k), most probable tokens at each depth, best first; [..., 0] is
+            the proposal.
+        top_logprobs: float32 (P, m, k), nats.
+        entropy: float32 (P, m), nats.
+        match: bool (P, m), whether the proposal equals the emitted token.
+        final_ids: int32 (P, k), the same for the last layer.
+        final_logprobs: float32 (P, k), nats.
+        final_gap: float32 (P,), difference of the two best final logits.
+        text_ids: N ids.
+        tasks: N task names.
+        ends: N of "eos", "budget", "context".
+        prompt_tokens: N int32 arrays.
+        prompts: N prompts, None where they can be cut again from their source.
+        sources: N sources.
+    """
+
+    manifest: dict[str, Any]
+    depths: tuple[int, ...]
+    num_layers: int
+    k: int
+    start: NDArray[np.int64]
+    token: NDArray[np.int32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    match: NDArray[np.bool_]
+    final_ids: NDArray[np.int32]
+    final_logprobs: NDArray[np.float32]
+    final_gap: NDArray[np.float32]
+    text_ids: list[str]
+    tasks: list[str]
+    ends: list[str]
+    prompt_tokens: list[NDArray[np.int32]]
+    prompts: list[str | None]
+    sources: list[str]
+
+    def __len__(self) -> int:
+        """N, the number of texts."""
+        return len(self.text_ids)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64 (N,), emitted tokens of each text."""
+        return np.diff(self.start)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return tuple(self.manifest["eos_token_ids"])
+
+    def tokens_of(self, text: int) -> NDArray[np.int32]:
+        """int32 (T,), the emitted tokens of one text."""
+        return self.token[self.start[text] : self.start[text + 1]]
+
+    def texts_of(self, tasks: Iterable[str] | None) -> NDArray[np.int64]:
+        """Indices of the texts of these tasks, int64; of all texts for None.
+
+        Raises:
+            InputError: a task that no text has; the message lists those there are.
+        """
+        if tasks is None:
+            return np.arange(len(self), dtype=np.int64)
+        if isinstance(tasks, str) or not isinstance(tasks, Iterable):
+            raise InputError(f"tasks: {tasks!r} is not a list of task names")
+        wanted = list(tasks)
+        known = sorted(set(self.tasks))
+        if not wanted:
+            raise InputError(f"tasks: empty; there are {', '.join(known)}")
+        for task in wanted:
+            if task not in known:
+                raise InputError(f"tasks: no text has task {task!r}; there are {', '.join(known)}")
+        return np.array([n for n, task in enumerate(self.tasks) if task in wanted], dtype=np.int64)
+
+    def index_of(self, text_id: str) -> int:
+        """Index of the text with this id; InputError if there is none."""
+        try:
+            return self.text_ids.index(text_id)
+        except ValueError:
+            raise InputError(
+                f"text: no text has the id {text_id!r} (for instance {self.text_ids[:3]})"
+            ) from None
+
+    def subset(self, texts: Sequence[int] | NDArray[np.int64]) -> TraceSet:
+        """A set of only these texts, in this order; their indices start from 0 again.
+
+        Raises:
+            InputError: no text, an index out of range, or one given twice.
+        """
+        chosen = [int(text) for text in texts]
+        for text in chosen:
+            if not 0 <= text < len(self):
+                raise InputError(f"texts: {text} is outside 0..{len(self) - 1}")
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise InputError("texts: give at least one index and none twice")
+        rows = np.concatenate([np.arange(self.start[text], self.start[text + 1]) for text in chosen])
+        arrays: dict[str, Any] = {name: frozen(getattr(self, name)[rows]) for name in ROW_ARRAYS}
+        lists: dict[str, Any] = {name: [getattr(self, name)[text] for text in chosen] for name in TEXT_LISTS}
+        start = np.concatenate([[0], np.cumsum(self.lengths[chosen])]).astype(np.int64)
+        manifest = {**self.manifest, "texts": len(chosen)}
+        return replace(self, manifest=manifest, start=frozen(start), **arrays, **lists)
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """The array, read-only: sets are shared between environments."""
+    array.setflags(write=False)
+    return array

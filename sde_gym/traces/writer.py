@@ -1,0 +1,284 @@
+"""Writing a trace set text by text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sde_gym.errors import InputError
+from sde_gym.files import sha256, write_json
+from sde_gym.traces.schema import (
+    SCHEMA_VERSION,
+    TEXT_COLUMNS,
+    TraceSettings,
+    arrow_schema,
+    check_text,
+    position_columns,
+)
+from sde_gym.traces.shards import MANIFEST, check_shard, read_manifest, read_shard, write_parquet
+from sde_gym.traces.trace_set import ROW_ARRAYS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class TraceWriter:
+    """Writes a trace set text by text, and takes up again where a killed recording stopped.
+
+    Opening a folder that holds a set reads which texts are done; files that its manifest does
+    not name are leftovers and get overwritten. The manifest is rewritten after each shard.
+    Usable as a context manager: leaving the block closes it, after an exception too, so that
+    finished texts are kept.
+
+    Args:
+        folder: of the set; made if missing.
+        texts_per_shard: texts in a pair of Parquet files, at least 1. At most this many finished
+            texts are lost by a kill.
+        model, model_hash, num_layers, depths, eos_token_ids, max_new_tokens, head, dtype, k,
+            overrun: what is recorded, see `TraceSettings`.
+
+    Attributes:
+        done: ids of the texts that need not be recorded again, the too short ones included.
+
+    Raises:
+        InputError: the folder holds a set with other settings; the message names the first
+            that differs.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        model: str,
+        model_hash: str,
+        num_layers: int,
+        depths: Sequence[int],
+        eos_token_ids: Sequence[int],
+        max_new_tokens: int,
+        head: str = "full",
+        dtype: str = "float32",
+        k: int = 8,
+        overrun: int = 0,
+        texts_per_shard: int = 16,
+    ) -> None:
+        if texts_per_shard < 1:
+            raise InputError(f"texts_per_shard: {texts_per_shard} is below 1")
+        self.folder = Path(folder)
+        self.settings = TraceSettings(
+            model=model,
+            model_hash=model_hash,
+            num_layers=num_layers,
+            depths=tuple(depths),
+            eos_token_ids=tuple(eos_token_ids),
+            max_new_tokens=max_new_tokens,
+            head=head,
+            dtype=dtype,
+            k=k,
+            overrun=overrun,
+        )
+        self.texts_per_shard = texts_per_shard
+        self.done: set[str] = set()
+        self._pending: list[dict[str, Any]] = []
+        if (self.folder / MANIFEST).exists():
+            self._resume()
+        else:
+            if self.folder.exists() and not self.folder.is_dir():
+                raise InputError(f"{self.folder}: not a folder")
+            self._manifest = _new_manifest(self.settings)
+
+    def _resume(self) -> None:
+        manifest = read_manifest(self.folder)
+        stored = TraceSettings.from_manifest(manifest, str(self.folder / MANIFEST)).as_manifest()
+        for name, value in self.settings.as_manifest().items():
+            if stored[name] != value:
+                raise InputError(
+                    f"{self.folder}: recorded with {name} {stored[name]!r}, cannot be resumed with "
+                    f"{value!r}; use the same setting or another folder"
+                )
+        self._manifest = manifest
+        self.done.update(manifest["skipped"])
+        for shard in manifest["shards"]:
+            check_shard(self.folder, shard)
+            if shard["file"].startswith("texts-"):
+                table = read_shard(self.folder, shard, TEXT_COLUMNS, self.settings.k)
+                self.done.update(table.column("id").to_pylist())
+
+    def __enter__(self) -> TraceWriter:
+        """The writer itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close, whatever happened."""
+        self.close()
+
+    def add_text(
+        self,
+        *,
+        text_id: str,
+        task: str,
+        source: str,
+        prompt: str | None,
+        prompt_tokens: ArrayLike,
+        token: ArrayLike,
+        end: str,
+        final_ids: ArrayLike,
+        final_logprobs: ArrayLike,
+        final_gap: ArrayLike,
+        top_ids: ArrayLike,
+        top_logprobs: ArrayLike,
+        entropy: ArrayLike,
+    ) -> bool:
+        """Add one text of T emitted tokens; whether a proposal matches is computed here.
+
+        Args:
+            text_id: id of the prompt, new to this set.
+            task: kind of prompt.
+            source: where the prompt comes from.
+            prompt: the prompt, or None if it can be cut again from its source.
+            prompt_tokens: int (any,).
+            token: int (T,), y_0 .. y_{T-1}.
+            end: "eos", "budget" or "context".
+            final_ids: int (T, k).
+            final_logprobs: float (T, k), nats.
+            final_gap: float (T,), logits.
+            top_ids: int (T, m, k).
+            top_logprobs: float (T, m, k), nats.
+            entropy: float (T, m), nats.
+
+        Returns:
+            Whether the text was stored: one with fewer than two tokens is no episode, it is only
+            listed in the manifest under `skipped`.
+
+        Raises:
+            InputError: an id given before, or values of the wrong shape or that cannot be.
+        """
+        if text_id in self.done:
+            raise InputError(f"text {text_id!r} is already in {self.folder}")
+        tokens = np.asarray(token, dtype=np.int32)
+        if tokens.ndim == 1 and tokens.size < 2:
+            self._manifest["skipped"].append(text_id)
+            self.done.add(text_id)
+            return False
+        text: dict[str, Any] = {
+            "id": text_id,
+            "task": task,
+            "source": source,
+            "prompt": prompt,
+            "prompt_tokens": np.asarray(prompt_tokens, dtype=np.int32),
+            "end": end,
+            "token": tokens,
+            "final_ids": np.asarray(final_ids, dtype=np.int32),
+            "final_logprobs": np.asarray(final_logprobs, dtype=np.float32),
+            "final_gap": np.asarray(final_gap, dtype=np.float32),
+            "top_ids": np.asarray(top_ids, dtype=np.int32),
+            "top_logprobs": np.asarray(top_logprobs, dtype=np.float32),
+            "entropy": np.asarray(entropy, dtype=np.float32),
+        }
+        _check_shapes(text, self.settings)
+        check_text(f"text {text_id!r}", tokens, end, self.settings)
+        for name in ("final_logprobs", "final_gap", "top_logprobs", "entropy"):
+            if not np.isfinite(text[name]).all():
+                raise InputError(f"text {text_id!r}: {name} holds a value that is not finite")
+        self._pending.append(text)
+        self.done.add(text_id)
+        if len(self._pending) >= self.texts_per_shard:
+            self._write_shard()
+        return True
+
+    def close(self) -> None:
+        """Write what is left; the folder is then a complete trace set."""
+        if self._pending:
+            self._write_shard()
+        else:
+            write_json(self.folder / MANIFEST, self._manifest)
+
+    def _write_shard(self) -> None:
+        number = sum(shard["file"].startswith("texts-") for shard in self._manifest["shards"])
+        first = self._manifest["texts"]
+        tables = {
+            f"texts-{number:05d}.parquet": _texts_table(self._pending, first, self.settings),
+            f"positions-{number:05d}.parquet": _positions_table(self._pending, first, self.settings),
+        }
+        shards = []
+        for name, table in tables.items():
+            write_parquet(self.folder / name, table)
+            shards.append({"file": name, "sha256": sha256(self.folder / name), "rows": table.num_rows})
+        self._manifest["shards"] = self._manifest["shards"] + shards
+        self._manifest["texts"] = first + len(self._pending)
+        self._pending = []
+        write_json(self.folder / MANIFEST, self._manifest)
+
+
+def _check_shapes(text: dict[str, Any], settings: TraceSettings) -> None:
+    length, m, k = len(text["token"]), len(settings.depths), settings.k
+    shapes = {
+        "token": (length,),
+        "prompt_tokens": (len(text["prompt_tokens"]),),
+        "final_ids": (length, k),
+        "final_logprobs": (length, k),
+        "final_gap": (length,),
+        "top_ids": (length, m, k),
+        "top_logprobs": (length, m, k),
+        "entropy": (length, m),
+    }
+    for name, shape in shapes.items():
+        if text[name].shape != shape:
+            raise InputError(f"text {text['id']!r}: {name} has shape {text[name].shape}, expected {shape}")
+
+
+def _new_manifest(settings: TraceSettings) -> dict[str, Any]:
+    from sde_gym import __version__
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **settings.as_manifest(),
+        "package_version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "texts": 0,
+        "skipped": [],
+        "shards": [],
+    }
+
+
+def _texts_table(texts: list[dict[str, Any]], first: int, settings: TraceSettings) -> pa.Table:
+    import pyarrow as pa
+
+    values = {
+        "text": list(range(first, first + len(texts))),
+        "tokens": [len(text["token"]) for text in texts],
+        **{name: [text[name] for text in texts] for name in ("id", "task", "source", "prompt", "end")},
+        "prompt_tokens": [text["prompt_tokens"] for text in texts],
+    }
+    return pa.table(values, schema=arrow_schema(TEXT_COLUMNS, settings.k))
+
+
+def _positions_table(texts: list[dict[str, Any]], first: int, settings: TraceSettings) -> pa.Table:
+    import pyarrow as pa
+
+    lengths = [len(text["token"]) for text in texts]
+    joined = {name: np.concatenate([text[name] for text in texts]) for name in ROW_ARRAYS if name != "match"}
+    values: dict[str, NDArray[Any]] = {
+        "text": np.repeat(np.arange(first, first + len(texts)), lengths),
+        "position": np.concatenate([np.arange(length) for length in lengths]),
+        **{name: joined[name] for name in ("token", "final_ids", "final_logprobs", "final_gap")},
+    }
+    for index, depth in enumerate(settings.depths):
+        values[f"d{depth}_ids"] = joined["top_ids"][:, index]
+        values[f"d{depth}_logprobs"] = joined["top_logprobs"][:, index]
+        values[f"d{depth}_entropy"] = joined["entropy"][:, index]
+        values[f"d{depth}_match"] = joined["top_ids"][:, index, 0] == joined["token"]
+    schema = arrow_schema(position_columns(settings.depths), settings.k)
+    arrays = []
+    for field in schema:
+        flat = np.ascontiguousarray(values[field.name]).reshape(-1)
+        if pa.types.is_fixed_size_list(field.type):
+            elements = pa.array(flat, type=field.type.value_type)
+            arrays.append(pa.FixedSizeListArray.from_arrays(elements, type=field.type))
+        else:
+            arrays.append(pa.array(flat, type=field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)

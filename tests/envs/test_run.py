@@ -1,0 +1,201 @@
+"""Driving controllers over many texts: against one environment at a time, and known answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sde_gym.envs.engine import ReplayEngine
+from sde_gym.envs.lede import LEDEEnv
+from sde_gym.envs.run import run_controller
+from sde_gym.envs.static import run_static
+from sde_gym.errors import InputError
+from sde_gym.policies.controller import BaseController, Controller, RoundOutcome, View
+from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
+from sde_gym.traces import TraceSet
+from tests.builders import random_traces, written_traces
+
+CONTROLLERS: dict[str, Controller] = {
+    "static": StaticController(3, 4),
+    "threshold": ThresholdController(0.6, 0.4),
+    "random": RandomController(0.5, seed=3, p_draft=0.8),
+}
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
+def test_equals_one_environment_after_the_other(controller: Controller, toy_traces: TraceSet) -> None:
+    result = run_controller(toy_traces, controller, credit="round")
+    env = LEDEEnv(toy_traces, observation=controller.observation or ("depth",), credit="round")
+    controller.bind(env.engine.depths, env.engine.num_layers, env.engine.max_draft)
+    lane = np.zeros(1, np.int64)
+    for text in range(len(toy_traces)):
+        row, info = env.reset(options={"text": text})
+        controller.reset(lane)
+        total, heads, over = 0.0, 0, False
+        while not over:
+            view = env.engine.view(lane, row[None])
+            action = int(controller.act(view)[0])
+            heads += controller.reads(int(view.phase[0]), int(view.depth_index[0])) or action
+            row, reward, over, _, info = env.step(action)
+            total += reward
+        assert total == pytest.approx(result.returns[text])
+        for name in ("tokens", "rounds", "drafted", "accepted", "decisions", "layer_passes"):
+            assert info[name] == getattr(result, name)[text], name
+        assert info["sequential_layers"] == result.sequential_layers[text]
+        assert heads + info["rounds"] == result.head_calls[text]
+    assert result.exits.sum(axis=1).tolist() == result.rounds.tolist()
+
+
+def test_plain_decoding_has_speed_up_one(toy_traces: TraceSet) -> None:
+    result = run_controller(toy_traces, RandomController(0.0))
+    assert result.speedup == 1.0
+    assert result.mean_exit_depth == 8.0
+    assert result.mean_draft_length == 0.0
+    assert result.acceptance_rate == 1.0
+    assert result.head_calls.tolist() == result.tokens.tolist()  # no exit head was read
+
+
+def test_a_case_on_paper() -> None:
+    """Depth 2 of 8, three a round, eight tokens after prefill, the sixth proposed wrong."""
+    tokens = list(range(1, 10))
+    proposals = [[99 if t == 6 else token] for t, token in enumerate(tokens)]
+    traces = written_traces(tokens, proposals, end="budget", depths=(2,), num_layers=8)
+    result = run_controller(traces, StaticController(2, 3))
+    # Rounds: y1..y4 (3 drafts, bonus), y5, y6 (1 right, 1 wrong: correction), y7, y8 (2 allowed).
+    assert (result.tokens, result.rounds, result.drafted, result.accepted) == (8, 3, 7, 6)
+    # Sequential: 2 a fed token and 6 a verification, 4 + 3 + 2 tokens fed.
+    assert result.sequential_layers == 9 * 2 + 3 * 6
+    assert result.layer_passes == 9 * 8
+    assert result.speedup == 8 * 8 / 36
+    assert result.acceptance_rate == 6 / 7
+    assert result.mean_draft_length == 7 / 3
+    # Live, the second round drafts a third token in vain.
+    live = run_static(traces, 2, 3)
+    assert (live.tokens, live.rounds, live.drafted, live.accepted) == (8, 3, 8, 6)
+    assert live.sequential_layers == 10 * 2 + 3 * 6
+    assert live.returns == pytest.approx(6 * 1.75 - 2 * 1.25 - 2 * 0.01 + 2)
+
+
+def test_static_settings_agree_where_nothing_is_drafted_in_vain() -> None:
+    """All proposals right: both accounts are the same, in every number."""
+    traces = random_traces(5, 9, p_match=1.0)
+    for depth in traces.depths:
+        for length in (1, 3, 12):
+            replay = run_controller(traces, StaticController(depth, length))
+            assert run_static(traces, depth, length).totals() == pytest.approx(replay.totals())
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 12])
+def test_static_settings_against_a_loop(length: int) -> None:
+    """Wrong proposals too, text by text in plain Python."""
+    traces = random_traces(6, 12, p_match=0.6, p_eos=0.2)
+    for index, depth in enumerate(traces.depths):
+        result = run_static(traces, depth, length)
+        for text in range(len(traces)):
+            tokens = traces.tokens_of(text).tolist()
+            first = int(traces.start[text])
+            budget = 20 if traces.ends[text] == "eos" else len(tokens)
+            t, sequential, drafted, accepted = 1, 0, 0, 0
+            while t < len(tokens):
+                right, made, fed = True, 0, 0
+                kept = 0
+                while made < length:
+                    inside = t + made < len(tokens)
+                    proposal = int(traces.top_ids[first + t + made, index, 0]) if inside and right else -1
+                    made += 1
+                    right = right and proposal == tokens[t + made - 1]
+                    kept += right
+                    if proposal == 0 or t + made == budget:
+                        break
+                    fed += 1
+                drafted, accepted = drafted + made, accepted + kept
+                sequential += depth * (1 + fed) + 8 - depth
+                t += kept + (0 if kept == made and fed < made else 1)
+            assert (drafted, accepted) == (result.drafted[text], result.accepted[text])
+            assert sequential == result.sequential_layers[text]
+            assert result.tokens[text] == len(tokens) - 1
+
+
+class Recorder(BaseController):
+    """Exits always, and remembers what it was told."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.rounds: list[tuple[int, ...]] = []
+        self.decisions: dict[int, list[int]] = {}
+
+    def reset(self, lanes: np.ndarray) -> None:
+        self.started += lanes.tolist()
+
+    def act(self, view: View) -> np.ndarray:
+        for lane, decision in zip(view.lanes.tolist(), view.decision.tolist(), strict=True):
+            self.decisions.setdefault(lane, []).append(decision)
+        return np.where(view.draft_length < 2, 1, 0)
+
+    def feedback(self, outcome: RoundOutcome) -> None:
+        self.rounds += zip(
+            outcome.lanes.tolist(),
+            outcome.depth_index.tolist(),
+            outcome.drafted.tolist(),
+            outcome.accepted.tolist(),
+            strict=True,
+        )
+
+
+def test_controllers_are_told_everything(toy_traces: TraceSet) -> None:
+    controller = Recorder()
+    result = run_controller(toy_traces, controller, texts=[4, 0, 2])
+    assert controller.started == [0, 1, 2]
+    assert result.texts.tolist() == [4, 0, 2]
+    for lane in range(3):
+        mine = [told for told in controller.rounds if told[0] == lane]
+        assert len(mine) == result.rounds[lane]
+        assert sum(told[2] for told in mine) == result.drafted[lane]
+        assert sum(told[3] for told in mine) == result.accepted[lane]
+        assert {told[1] for told in mine} == {0}
+        assert controller.decisions[lane] == list(range(result.decisions[lane]))
+    plain = Recorder()
+    plain.act = lambda view: np.zeros(len(view.lanes), int)  # type: ignore[method-assign]
+    run_controller(toy_traces, plain, texts=[0])
+    assert set(plain.rounds) == {(0, 3, 0, 0)}  # depth index m: nothing was drafted
+
+
+def test_totals_are_plain_json(toy_traces: TraceSet) -> None:
+    totals = run_controller(toy_traces, CONTROLLERS["static"]).totals()
+    assert json.loads(json.dumps(totals)) == totals
+    assert totals["tokens"] == int((toy_traces.lengths - 1).sum())
+
+
+@pytest.mark.parametrize("texts", [[], [0, 0], [6], [-1], ["toy/0"], 3])
+def test_wrong_texts_are_named(texts: Any, toy_traces: TraceSet) -> None:
+    for run in (
+        lambda: run_controller(toy_traces, RandomController(), texts),
+        lambda: run_static(toy_traces, 2, 1, texts),
+    ):
+        with pytest.raises(InputError, match="texts: "):
+            run()
+
+
+def test_a_controller_that_does_not_fit_is_refused(toy_traces: TraceSet) -> None:
+    with pytest.raises(InputError, match="exit_depth: 4 is not one of the depths"):
+        run_controller(toy_traces, StaticController(4, 2))
+    with pytest.raises(InputError, match=r"draft_length: 5 is outside 1\.\.4"):
+        run_static(toy_traces, 2, 5, max_draft=4)
+
+
+def test_the_return_ranks_like_speed_over_static_settings() -> None:
+    """On a set with informative depths, the default reward's order is that of the simulated speed-up."""
+    traces = random_traces(8, 30, max_new_tokens=40, p_match=0.8)
+    results = [run_static(traces, depth, length) for depth in traces.depths for length in (1, 2, 4)]
+    speed = np.argsort(np.argsort([result.speedup for result in results]))
+    returns = np.argsort(np.argsort([result.returns.sum() for result in results]))
+    assert np.corrcoef(speed, returns)[0, 1] > 0.5
+
+
+def test_engine_and_runner_share_defaults(toy_traces: TraceSet) -> None:
+    assert ReplayEngine(toy_traces).depths == run_controller(toy_traces, RandomController()).depths

@@ -1,0 +1,109 @@
+"""Behaviour policies: probabilities worked out by hand, and a schedule that covers what it should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sde_gym.errors import InputError
+from sde_gym.offline.behaviours import (
+    EpisodeMixture,
+    EpsilonGreedy,
+    StepMixture,
+    UniformRandom,
+    exploratory_schedule,
+    select,
+)
+from sde_gym.policies.controller import View
+from sde_gym.policies.observation import Phase
+from sde_gym.policies.rules import StaticController, ThresholdController
+
+DEPTHS = (2, 4, 8)
+
+
+def select_view(depth_index: list[int], observation: list[list[float]]) -> View:
+    n = len(depth_index)
+    lanes = np.arange(10, 10 + n)
+    zeros = np.zeros(n, dtype=np.int64)
+    return View(
+        phase=np.full(n, Phase.SELECT, dtype=np.int64), depth_index=np.array(depth_index), draft_length=zeros,
+        observation=np.array(observation, dtype=np.float32), lanes=lanes, text=lanes, decision=zeros,
+    )  # fmt: skip
+
+
+def test_epsilon_greedy_and_uniform_by_hand() -> None:
+    behaviour = EpsilonGreedy(StaticController(4, 3), 0.2)
+    behaviour.bind(DEPTHS, 12, 6)
+    view = select_view([0, 1], [[], []])
+    np.testing.assert_allclose(behaviour.exit_probability(view), [0.1, 0.9])
+    np.testing.assert_allclose(UniformRandom().exit_probability(view), [0.5, 0.5])
+    np.testing.assert_allclose(UniformRandom(0.8).exit_probability(view), [0.8, 0.8])
+
+
+def test_a_step_mixture_weighs_probabilities_and_gives_each_component_its_columns() -> None:
+    mixture = StepMixture(
+        [
+            UniformRandom(),
+            EpsilonGreedy(ThresholdController(0.7), 0.0),
+            EpsilonGreedy(StaticController(2, 1), 0),
+        ],
+        weights=[2, 1, 1],
+    )
+    mixture.bind(DEPTHS, 12, 6)
+    assert mixture.observation == ("top1",)
+    view = select_view([0, 1, 0], [[0.9], [0.6], [0.1]])
+    # uniform 1/4 always; threshold 1/4 where top-1 >= 0.7; static(2, .) 1/4 at depth index 0 and deeper
+    np.testing.assert_allclose(mixture.exit_probability(view), [0.75, 0.5, 0.5])
+
+
+def test_an_episode_mixture_gives_every_component_its_share_in_any_run_of_episodes() -> None:
+    mixture = EpisodeMixture([UniformRandom(p) for p in (0.2, 0.4, 0.6)], weights=[1, 2, 5])
+    for first in (0, 777):
+        chosen = mixture.component_of(np.arange(first, first + 400), seed=3)
+        np.testing.assert_allclose(np.bincount(chosen, minlength=3) / 400, [0.125, 0.25, 0.625], atol=0.02)
+    a, b = (mixture.component_of(np.arange(50), seed) for seed in (0, 1))
+    assert not np.array_equal(a, b)
+
+
+def test_the_exploratory_schedule_spans_depths_lengths_and_thresholds() -> None:
+    schedule = exploratory_schedule(DEPTHS, max_draft=12, epsilon=0.1)
+    names = [component.name for component in schedule.components]
+    assert len(set(names)) == len(names)
+    for depth in DEPTHS:
+        for length in (1, 2, 4, 8, 12):
+            assert f"static({depth}, {length})+0.1" in names
+    assert sum("threshold" in name for name in names) == 4
+    shares = [
+        sum(w for w, name in zip(schedule.weights, names, strict=True) if kind in name)
+        for kind in ("uniform", "static", "threshold")
+    ]
+    np.testing.assert_allclose(shares, [0.2, 0.4, 0.4])
+    present = np.unique(schedule.component_of(np.arange(200), seed=0))
+    assert len(present) == len(names), "200 episodes reach every component"
+    schedule.bind(DEPTHS, 24, 12)
+    small = exploratory_schedule(DEPTHS, max_draft=2)
+    small.bind(DEPTHS, 24, 2)
+    assert len(small.components) == 1 + 3 * 2 + 4
+
+
+def test_select_keeps_rows_and_columns_together() -> None:
+    view = select_view([0, 1, 2], [[0.1, 1.0], [0.2, 2.0], [0.3, 3.0]])
+    part = select(view, rows=np.array([2, 0]), columns=[1])
+    assert part.observation.tolist() == [[3.0], [1.0]]
+    assert part.depth_index.tolist() == [2, 0]
+    assert part.lanes.tolist() == [12, 10]
+
+
+def test_impossible_behaviours_are_refused() -> None:
+    for build, message in [
+        (lambda: UniformRandom(0.0), "exit_probability is 0.0"),
+        (lambda: UniformRandom(1.0), "exit_probability is 1.0"),
+        (lambda: EpsilonGreedy(StaticController(2, 1), 1.1), "epsilon is 1.1"),
+        (lambda: StepMixture([]), "mixture of 0 behaviours"),
+        (lambda: StepMixture([UniformRandom()], [1, 2]), "positive weight for each"),
+        (lambda: EpisodeMixture([UniformRandom()], [0]), "positive weight for each"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            build()
+    with pytest.raises(InputError, match="depth"):
+        EpsilonGreedy(StaticController(3, 1), 0.1).bind(DEPTHS, 12, 6)

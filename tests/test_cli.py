@@ -1,0 +1,390 @@
+"""The command line: every stage runs, and bad input gives one sentence and exit status 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sde_gym.cli import app
+from sde_gym.errors import InputError
+from sde_gym.options import settings_command, with_settings
+from sde_gym.settings import setting
+from sde_gym.terminal import INTERRUPTED, SentenceGroup
+
+LAYERS = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """`--threads` is global to the process: put it back."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random-weight Llama of 4 layers and a byte-level tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from sde_gym.models.corpus import END_OF_TEXT, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n"] * 4, 300)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"id": "one", "task": "code", "prompt": "def f(x):"}\n'
+        '{"id": "two", "task": "prose", "prompt": "x + 1"}\n'
+    )
+    return path
+
+
+def run(*arguments: object) -> Any:
+    """The result of `sde-gym ARGUMENTS`; a fault of the program is raised here."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def refused(*arguments: object) -> str:
+    """The sentence with which `sde-gym ARGUMENTS` refuses its input."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    return str(result.stderr)
+
+
+def usage_error(*arguments: object) -> str:
+    """What `sde-gym ARGUMENTS` says of options it cannot take, without the frame."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "Usage: " in result.stderr
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", result.stderr)
+
+
+# Stages on a tiny model
+
+
+def test_record_then_look_at_the_traces(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "traces"
+    arguments = (
+        "record", "--model", tiny_model, "--prompts", prompt_file, "--out", out, "--depths", "1,3",
+        "--max-new-tokens", 6, "--threads", 1,
+    )  # fmt: skip
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert f"{out}: 2 texts" in result.stdout
+    again = run(*arguments)  # nothing is left to do
+    assert again.stdout == result.stdout
+    shown = run("traces", "info", out).stdout
+    assert re.search(r"^layers +4$", shown, re.MULTILINE)
+    assert re.search(r"^tasks +code 1, prose 1$", shown, re.MULTILINE)
+    assert re.search(r"│ 1 +│ +\d+\.\d% +│", shown)
+    assert re.search(r"│ 3 +│ +\d+\.\d% +│", shown)
+
+
+def test_limit_and_default_depths(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "traces"
+    run("record", "--model", tiny_model, "--prompts", prompt_file, "--out", out, "--limit", 1,
+        "--max-new-tokens", 4, "--threads", 1)  # fmt: skip
+    shown = run("traces", "info", out).stdout
+    assert re.search(r"^texts +1$", shown, re.MULTILINE)
+    assert re.findall(r"^│ (\d+) ", shown, re.MULTILINE) == ["1", "2", "3"]
+
+
+def test_generate_is_the_same_text_plainly_and_speculatively(tiny_model: Path) -> None:
+    common = (
+        "generate",
+        "--model",
+        tiny_model,
+        "--prompt",
+        "def f(x):",
+        "--max-new-tokens",
+        12,
+        "--threads",
+        1,
+    )
+    plain, static = run(*common), run(*common, "--exit-depth", 2, "--draft-length", 3)
+    assert plain.exit_code == static.exit_code == 0, plain.output + static.output
+    assert plain.stdout.startswith("def f(x):")
+    assert len(plain.stdout) > len("def f(x):\n")
+    assert static.stdout == plain.stdout
+    assert re.search(
+        r"\d+ tokens, [\d.]+ tokens/s after the first, \d+ of \d+ drafts accepted", static.stderr
+    )
+    assert "drafts" not in plain.stderr
+
+
+def test_generate_takes_a_prompt_from_a_file(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("x = [1]\n")
+    result = run("generate", "--model", tiny_model, "--prompt-file", path, "--max-new-tokens", 2)
+    assert result.stdout.startswith("x = [1]\n")
+
+
+def test_prompts_are_counted_and_shown(prompt_file: Path) -> None:
+    counted = run("prompts", prompt_file).stdout
+    assert re.search(r"│ code +│ 1 +│ one", counted)
+    assert re.search(r"│ all +│ 2 ", counted)
+    assert run("prompts", prompt_file, "--show", "two").stdout == "x + 1\n"
+
+
+def test_models_are_listed() -> None:
+    shown = run("models", "list").stdout
+    assert "stdlib-20m" in shown
+    assert "smollm2-135m" in shown
+
+
+# Bad input
+
+
+def test_unknown_model(tmp_path: Path) -> None:
+    for command in ("generate --prompt x", f"record --out {tmp_path / 'o'} --prompts chat"):
+        message = refused(*command.split(), "--model", "no-such-model")
+        assert "'no-such-model'" in message
+        assert "stdlib-20m" in message
+    assert "smollm2-135m" in refused("models", "pull", "stdlib-21m")
+
+
+def test_missing_files(tmp_path: Path, tiny_model: Path) -> None:
+    missing = tmp_path / "missing"
+    assert str(missing) in refused("prompts", missing)
+    assert str(missing) in refused("record", "--out", tmp_path / "o", "--prompts", missing)
+    assert str(missing) in refused("traces", "info", missing)
+    assert f"{missing}: no such file" in refused("generate", "--prompt-file", missing)
+    assert str(missing) in refused("generate", "--prompt", "x", "--policy", missing, "--model", tiny_model)
+    assert str(missing) in refused("train", "--traces", missing, "--out", tmp_path / "o")
+
+
+def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
+    assert str(tmp_path) in refused("prompts", tmp_path)
+    assert f"{tmp_path}: is a directory" in refused("generate", "--prompt-file", tmp_path)
+
+
+def test_empty_prompts(tmp_path: Path, tiny_model: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert str(empty) in refused("prompts", empty)
+    assert str(empty) in refused("record", "--out", tmp_path / "o", "--prompts", empty)
+    assert f"{empty}: the file is empty" in refused("generate", "--prompt-file", empty)
+    assert "prompt" in refused("generate", "--prompt", "", "--model", tiny_model)
+
+
+def test_a_malformed_line_is_named_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": \n')
+    for command in (("prompts", path), ("record", "--out", tmp_path / "o", "--prompts", path)):
+        message = refused(*command)
+        assert str(path) in message
+        assert re.search(r"\bline 3\b|:3\b", message)
+
+
+def test_depths_out_of_range(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
+    for depth in (0, LAYERS, -1):
+        message = refused("generate", "--model", tiny_model, "--prompt", "x", "--exit-depth", depth)
+        assert str(depth) in message
+        assert "1..3" in message
+    record = ("record", "--model", tiny_model, "--prompts", prompt_file, "--out", tmp_path / "o")
+    assert "1..3" in refused(*record, "--depths", "1,4")
+    assert "'1,x'" in refused(*record, "--depths", "1,x")
+    assert "increasing" in refused(*record, "--depths", "2,1")
+
+
+def test_wrong_dtype_and_device(tiny_model: Path) -> None:
+    generate = ("generate", "--model", tiny_model, "--prompt", "x")
+    assert "'float8'" in refused(*generate, "--dtype", "float8")
+    assert "'tpu'" in refused(*generate, "--device", "tpu")
+
+
+def test_cut_weights(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(tiny_model, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert str(folder) in refused("generate", "--model", folder, "--prompt", "x")
+
+
+def test_cut_traces(toy_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(toy_folder, folder)
+    path = sorted(folder.glob("*.parquet"))[0]
+    path.write_bytes(path.read_bytes()[:-10])
+    assert path.name in refused("traces", "info", folder)
+
+
+def test_prompt_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"caf\xe9")
+    assert "not UTF-8 text (byte 3)" in refused("generate", "--prompt-file", path)
+
+
+def test_unknown_prompt_id(prompt_file: Path) -> None:
+    message = refused("prompts", prompt_file, "--show", "three")
+    assert "'three'" in message
+    assert "'one'" in message
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    assert "layers must be at least 1, not 0" in refused("train-lm", "--out", tmp_path, "--layers", 0)
+    assert "--hidden '64,x'" in refused("train", "--out", tmp_path / "o", "--hidden", "64,x")
+
+
+def test_options_that_exclude_each_other() -> None:
+    assert "exactly one of" in usage_error("generate")
+    assert "exactly one of" in usage_error("generate", "--prompt", "x", "--prompt-file", "y")
+    assert "leave out" in usage_error("generate", "--prompt", "x", "--policy", "p", "--exit-depth", 2)
+    assert "needs --exit-depth" in usage_error("generate", "--prompt", "x", "--draft-length", 2)
+
+
+def test_options_that_do_not_exist_or_do_not_fit(tmp_path: Path) -> None:
+    assert "No such option: --layerz" in usage_error("train-lm", "--out", tmp_path, "--layerz", 2)
+    assert "Missing option '--out'" in usage_error("train-lm")
+    assert "Invalid value for '--layers'" in usage_error("train-lm", "--out", tmp_path, "--layers", "x")
+    assert "Invalid value for '--limit'" in usage_error("record", "--out", tmp_path, "--limit", 0)
+
+
+# How the command line is made
+
+
+def test_help_of_every_command() -> None:
+    listed = run("--help").stdout
+    for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        assert name in listed
+        result = run(name, "--help")
+        assert result.exit_code == 0, result.output
+        assert "Usage: sde-gym" in result.stdout
+
+
+def test_help_is_quick_and_loads_no_heavy_library() -> None:
+    heavy = ("torch", "transformers", "pyarrow", "matplotlib", "d3rlpy")
+    code = (
+        "import sys, sde_gym.cli\nsys.argv = ['sde-gym', '--help']\ntry:\n    sde_gym.cli.main()\n"
+        f"except SystemExit:\n    print('loaded', [name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip().endswith("loaded []")
+
+
+def test_python_m_and_version() -> None:
+    from sde_gym import __version__
+
+    done = subprocess.run(
+        [sys.executable, "-m", "sde_gym", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"sde_gym {__version__}\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSettings:
+    rounds: int = setting(3, "how many rounds")
+    rate: float = setting(0.5, "the rate")
+    name: str = setting("plain", "a word")
+    careful: bool = setting(True, "take care")
+    depths: tuple[int, ...] = setting((1, 2), "the depths")
+    cap: int | None = setting(None, "an upper limit")
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise InputError(f"rounds must be at least 1, not {self.rounds}")
+
+
+def stage_app(body: Any) -> tuple[typer.Typer, list[Any]]:
+    """An app with one command made from `StageSettings`, and the list of what it was called with."""
+    stage = typer.Typer(cls=SentenceGroup)
+    calls: list[Any] = []
+
+    @stage.callback()
+    def common() -> None:
+        """Makes the app a group."""
+
+    def command(settings: Any, out: Annotated[Path, typer.Option()] = Path("here")) -> None:
+        """Does nothing."""
+        calls.append((settings, out))
+        body()
+
+    settings_command(stage, "stage", f"{__name__}:StageSettings")(command)
+    sys.modules.setdefault(__name__, sys.modules[StageSettings.__module__])
+    return stage, calls
+
+
+def test_options_are_the_fields_of_the_settings() -> None:
+    stage, calls = stage_app(lambda: None)
+    runner = CliRunner()
+    assert runner.invoke(stage, ["stage"]).exit_code == 0
+    assert calls.pop() == (StageSettings(), Path("here"))
+    given = "stage --out there --rounds 7 --rate -0.25 --name x --no-careful --depths 3,4,5 --cap 9"
+    assert runner.invoke(stage, given.split()).exit_code == 0
+    assert calls.pop() == (StageSettings(7, -0.25, "x", False, (3, 4, 5), 9), Path("there"))
+    helped = runner.invoke(stage, ["stage", "--help"]).stdout
+    for field in dataclasses.fields(StageSettings):
+        assert field.metadata["help"] in helped
+    refused = runner.invoke(stage, ["stage", "--rounds", "0"])
+    assert (refused.exit_code, refused.stderr) == (2, "error: rounds must be at least 1, not 0\n")
+    assert calls == []
+
+
+def test_a_setting_and_an_option_of_one_name_clash_at_once() -> None:
+    def command(settings: Any, rate: float = 1.0) -> None:
+        """Never called."""
+
+    with pytest.raises(ValueError, match="rate"):
+        with_settings(command, StageSettings)
+
+
+def test_an_interrupt_is_one_sentence() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    stage, _ = stage_app(interrupt)
+    result = CliRunner().invoke(stage, ["stage"])
+    assert result.exit_code == INTERRUPTED
+    assert "interrupted" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_fault_keeps_its_traceback() -> None:
+    def fault() -> None:
+        raise ZeroDivisionError("ours")
+
+    stage, _ = stage_app(fault)
+    assert isinstance(CliRunner().invoke(stage, ["stage"]).exception, ZeroDivisionError)
+
+
+def test_a_missing_extra_is_named() -> None:
+    def missing() -> None:
+        raise ModuleNotFoundError("No module named 'd3rlpy'", name="d3rlpy.algos")
+
+    stage, _ = stage_app(missing)
+    result = CliRunner().invoke(stage, ["stage"])
+    assert result.exit_code == 2
+    assert "sde_gym[offline]" in result.stderr
