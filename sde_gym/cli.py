@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,11 +15,7 @@ from rich.table import Table
 
 from sde_gym.errors import InputError
 from sde_gym.options import parse_list, settings_command
-from sde_gym.terminal import SentenceGroup, coloured, progress_bars, results_table
-
-if TYPE_CHECKING:
-    from sde_gym.decoding import DecodeResult
-    from sde_gym.models.layered import LayeredModel
+from sde_gym.terminal import SentenceGroup, progress_bars, results_table, show_generated
 
 #: Depths recorded unless others are named; those that a model does not have are left out.
 DEFAULT_DEPTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -218,24 +214,7 @@ def generate(
         )
     else:
         result = autoregressive(loaded, ids, max_new_tokens)
-    _show_generated(loaded, text, result)
-
-
-def _show_generated(model: LayeredModel, prompt: str, result: DecodeResult) -> None:
-    from sde_gym.evaluation.samples import Sample, token_pieces
-
-    pieces = token_pieces(model.decode, result.tokens)
-    text, legend = coloured(Sample(prompt, pieces, result.depths, result.fates, result.num_layers))
-    Console(highlight=False).print(text, soft_wrap=True)
-    facts = f"{len(result.tokens)} tokens"
-    if result.decode_seconds > 0:
-        facts += f", {(len(result.tokens) - 1) / result.decode_seconds:.1f} tokens/s after the first"
-    if result.drafted:
-        facts += f", {result.accepted} of {result.drafted} drafts accepted"
-    console = Console(stderr=True, highlight=False)
-    if result.drafted:
-        console.print(legend)
-    console.print(facts, style="dim")
+    show_generated(loaded, text, result)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,6 +14,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from sde_gym.errors import InputError
+
+if TYPE_CHECKING:
+    from sde_gym.decoding import DecodeResult
+    from sde_gym.evaluation.samples import Sample
+    from sde_gym.models.layered import LayeredModel
 
 #: Exit status of an interrupted command, as shells have it: 128 + SIGINT.
 INTERRUPTED = 130
@@ -110,7 +115,8 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows of `results.json`, one method a line."""
     from sde_gym.evaluation.report import COLUMNS, method_name, row_figures, row_identical
 
-    table = Table("Method")
+    table = Table()
+    table.add_column("Method", no_wrap=True)
     for _, heading, _ in COLUMNS:
         table.add_column(heading, justify="right")
     table.add_column("Identical to AR", justify="right")
@@ -120,8 +126,25 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def coloured(sample: Any) -> tuple[Text, Text]:
-    """(text, legend) of a `Sample`: the prompt dimmed, each token on its depth's colour."""
+def show_generated(model: LayeredModel, prompt: str, result: DecodeResult) -> None:
+    """Print a generated text, each token on its depth's colour, and on stderr how it came about."""
+    from sde_gym.evaluation.samples import Sample, token_pieces
+
+    pieces = token_pieces(model.decode, result.tokens)
+    text, legend = coloured(Sample(prompt, pieces, result.depths, result.fates, result.num_layers))
+    Console(highlight=False).print(text, soft_wrap=True)
+    facts = f"{len(result.tokens)} tokens"
+    if result.decode_seconds > 0:
+        facts += f", {(len(result.tokens) - 1) / result.decode_seconds:.1f} tokens/s after the first"
+    console = Console(stderr=True, highlight=False)
+    if result.drafted:
+        facts += f", {result.accepted} of {result.drafted} drafts accepted"
+        console.print(legend)
+    console.print(facts, style="dim")
+
+
+def coloured(sample: Sample) -> tuple[Text, Text]:
+    """(text, legend): the prompt dimmed, each token on its depth's colour."""
     from sde_gym.evaluation.samples import DepthColours
 
     colours = DepthColours.of([sample])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 import shutil
 import subprocess
@@ -13,13 +14,14 @@ from typing import Annotated, Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sde_gym.cli import app
 from sde_gym.errors import InputError
 from sde_gym.options import settings_command, with_settings
 from sde_gym.settings import setting
-from sde_gym.terminal import INTERRUPTED, SentenceGroup
+from sde_gym.terminal import INTERRUPTED, SentenceGroup, progress_bars, results_table
 
 LAYERS = 4
 
@@ -143,6 +145,72 @@ def test_generate_is_the_same_text_plainly_and_speculatively(tiny_model: Path) -
     assert "drafts" not in plain.stderr
 
 
+def test_record_train_generate(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("d3rlpy")
+    traces, policy = tmp_path / "traces", tmp_path / "policy"
+    run("record", "--model", tiny_model, "--prompts", prompt_file, "--out", traces, "--depths", "1,2,3",
+        "--max-new-tokens", 10, "--threads", 1)  # fmt: skip
+    trained = run(
+        "train", "--traces", traces, "--out", policy, "--episodes", 8, "--gradient-steps", 4,
+        "--evaluate-every", 2, "--hidden", "8", "--batch-size", 4,
+    )  # fmt: skip
+    assert trained.exit_code == 0, trained.output
+    assert re.search(r"policy of step [24], mean return -?[\d.]+", trained.stdout)
+    common = (
+        "generate",
+        "--model",
+        tiny_model,
+        "--prompt",
+        "def f(x):",
+        "--max-new-tokens",
+        10,
+        "--threads",
+        1,
+    )
+    learned = run(*common, "--policy", policy)
+    assert learned.exit_code == 0, learned.output
+    assert learned.stdout == run(*common).stdout
+
+
+def test_demo_passes_its_settings_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sde_gym.evaluation.demo import DemoSettings
+
+    calls: list[Any] = []
+
+    def run_demo(settings: Any, out: Path, progress: Any) -> dict[str, Any]:
+        progress("a stage", 0, 2)
+        calls.append((settings, out))
+        return {
+            "rows": [{"method": "ar", "tokens_per_second": 10.0, "speedup": 1.0, "identical_to_ar": True}]
+        }
+
+    monkeypatch.setattr("sde_gym.evaluation.demo.run_demo", run_demo)
+    result = run("demo", "--out", tmp_path / "d", "--seed", 5, "--depths", "1,2")
+    assert result.exit_code == 0, result.output
+    assert calls == [(DemoSettings(seed=5, depths=(1, 2)), tmp_path / "d")]
+    assert "Plain decoding (AR)" in result.stdout
+    assert f"{tmp_path / 'd' / 'report.html'}: the report" in result.stdout
+
+
+def test_train_lm_passes_its_settings_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sde_gym.models.lm_training import LMTrainingSettings
+
+    calls: list[Any] = []
+
+    def train_lm(settings: Any, out: Path, threads: int, progress: Any) -> dict[str, Any]:
+        progress({"step": 1, "steps": 2, "loss": 5.0, "tokens_per_second": 9.0})
+        calls.append((settings, out, threads))
+        return {"bits_per_byte": 1.5, "agreement": {"1": 0.25}}
+
+    monkeypatch.setattr("sde_gym.models.lm_training.train_lm", train_lm)
+    result = run("train-lm", "--out", tmp_path, "--layers", 20, "--threads", 1)
+    assert result.exit_code == 0, result.output
+    assert calls == [(LMTrainingSettings(layers=20), tmp_path, 1)]
+    assert "1.500 bits per byte" in result.stdout
+    assert "depth   1: agrees with the final layer on 25.0%" in result.stdout
+    assert (tmp_path / "log.jsonl").read_text().count("\n") == 1
+
+
 def test_generate_takes_a_prompt_from_a_file(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("x = [1]\n")
@@ -155,6 +223,32 @@ def test_prompts_are_counted_and_shown(prompt_file: Path) -> None:
     assert re.search(r"│ code +│ 1 +│ one", counted)
     assert re.search(r"│ all +│ 2 ", counted)
     assert run("prompts", prompt_file, "--show", "two").stdout == "x + 1\n"
+
+
+def test_results_are_shown_as_a_table() -> None:
+    rows = [
+        {"method": "ar", "tokens_per_second": 100.0, "speedup": 1.0, "identical_to_ar": True},
+        {"method": "lede", "tokens_per_second": 150.0, "speedup": 1.5, "acceptance_rate": 0.8,
+         "mean_exit_depth": 3, "mean_draft_length": 4, "identical_to_ar": False,
+         "identical_prompts": 1, "prompts": 2},
+    ]  # fmt: skip
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(results_table(rows))
+    lines = [re.split(r" *[│┃] *", line)[1:-1] for line in console.export_text().splitlines()]
+    assert ["Plain decoding (AR)", "100.0", "1.00×", "–", "–", "–", "yes"] in lines
+    assert ["LEDE (learned policy)", "150.0", "1.50×", "80.0%", "3.00", "4.00", "no, 1 of 2 are"] in lines
+
+
+def test_progress_bars_show_every_stage_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (True, False):
+        stream = io.StringIO()
+        console = Console(file=stream, force_terminal=terminal, width=100)
+        monkeypatch.setattr("sde_gym.terminal.Console", lambda stderr, console=console: console)
+        with progress_bars() as advance:
+            advance("first", 0, 2)
+            advance("first", 2, 2, "done")
+            advance("second", 1, 4)
+        assert ("first" in stream.getvalue() and "second" in stream.getvalue()) == terminal
 
 
 def test_models_are_listed() -> None:

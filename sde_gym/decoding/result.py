@@ -86,7 +86,7 @@ def check_request(model: LayeredModel, prompt: list[int], max_new_tokens: int) -
         raise InputError(f"max_new_tokens must be at least 0, not {max_new_tokens}")
     if len(prompt) >= model.context_limit:
         raise InputError(
-            f"the prompt has {len(prompt)} tokens and the context holds {model.context_limit}: shorten the prompt"
+            f"the prompt has {len(prompt)} tokens and the context holds {model.context_limit}: shorten it"
         )
     # The last token emitted is never fed, so prompt + budget may exceed the context by one.
     return min(max_new_tokens, model.context_limit - len(prompt) + 1)

@@ -118,9 +118,9 @@ class _Decoder:
         """One round: select a depth, draft, verify."""
         self.sequence.append(self.result.tokens[-1:])
         index, first = self._select()
-        if first is None:
-            proposals, fed = [], 0
-        else:
+        proposals: list[int] = []
+        fed = 0
+        if first is not None:
             proposals, fed = self._draft(index, first)
         self._verify(index, proposals, fed)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -116,9 +117,7 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
         progress=lambda done, total, tokens: progress(stage, done, total, f"{tokens} tokens"),
     )
 
-    dqn = DQNSettings(
-        episodes=settings.episodes, gradient_steps=settings.gradient_steps, seed=settings.seed
-    )
+    dqn = DQNSettings(episodes=settings.episodes, gradient_steps=settings.gradient_steps, seed=settings.seed)
     progress("train the policy", 0, dqn.gradient_steps)
     train_policy(
         traces,
@@ -177,7 +176,7 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
         "versions": versions(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
-        "command": "sde-gym demo",
+        "command": command_line(settings),
     }  # fmt: skip
     write_json(out / "results.json", results)
     write_json(out / "measurements.json", rows_as_dicts(raw))
@@ -185,6 +184,17 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
     write_report(out / "report.html", results, samples)
     picture(samples[:2], out / "report.png")
     return results
+
+
+def command_line(settings: DemoSettings) -> str:
+    """The command that repeats a run: `sde-gym demo` and the options that are not defaults."""
+    words = ["sde-gym", "demo"]
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default:
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += ["--" + field.name.replace("_", "-"), shlex.quote(shown)]
+    return " ".join(words)
 
 
 def _unseen(prompts: list[Prompt], train: list[Prompt]) -> list[Prompt]:
@@ -206,7 +216,14 @@ def _samples(model: LayeredModel, prompts: list[Prompt], results: Mapping[str, D
         result = results[prompt.id]
         pieces = token_pieces(lambda ids: model.decode(ids), result.tokens)
         samples.append(
-            Sample(prompt.text, pieces, result.depths, result.fates, model.num_layers, f"{prompt.task}: {prompt.id}")
+            Sample(
+                prompt.text,
+                pieces,
+                result.depths,
+                result.fates,
+                model.num_layers,
+                f"{prompt.task}: {prompt.id}",
+            )
         )
     return samples
 
@@ -230,6 +247,6 @@ def hardware(threads: int) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that figures depend on."""
     names = ("torch", "transformers", "numpy", "gymnasium", "d3rlpy")
-    return {"python": platform.python_version(), "sde_gym": sde_gym.__version__} | {n: version(n) for n in names}
-
-
+    return {"python": platform.python_version(), "sde_gym": sde_gym.__version__} | {
+        n: version(n) for n in names
+    }

@@ -103,7 +103,8 @@ class LayeredModel:
             raise InputError(f"depths must be increasing and not empty, not {found}")
         if found[0] < 1 or found[-1] >= self.num_layers:
             raise InputError(
-                f"depths {found} must lie in 1..{self.num_layers - 1} ({self.name} has {self.num_layers} layers)"
+                f"depths {found} must lie in 1..{self.num_layers - 1}: "
+                f"{self.name} has {self.num_layers} layers"
             )
         return found
 
@@ -128,7 +129,9 @@ class LayeredModel:
         else:
             ids = self.tokenizer(text)["input_ids"]
         if len(ids) >= self.context_limit:
-            raise InputError(f"the prompt has {len(ids)} tokens; the context holds {self.context_limit}: shorten it")
+            raise InputError(
+                f"the prompt has {len(ids)} tokens; the context holds {self.context_limit}: shorten it"
+            )
         return [int(i) for i in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -188,7 +191,9 @@ def _missing(hf: Any) -> str:
 def _require_parts(hf: Any, kind: str) -> None:
     """Refuse a model that lacks a part which the depth frontier uses."""
     if not hasattr(hf, "model") or not hasattr(hf, "get_output_embeddings"):
-        raise InputError(f"{kind} has no `model` body with a language-model head (AutoModelForCausalLM is expected)")
+        raise InputError(
+            f"{kind} has no `model` body with a language-model head (AutoModelForCausalLM is expected)"
+        )
     for part in ("layers", "norm", "embed_tokens", "rotary_emb"):
         if not hasattr(hf.model, part):
             raise InputError(f"{kind} has no `model.{part}`")

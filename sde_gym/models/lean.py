@@ -21,7 +21,12 @@ from sde_gym.models.slots import Rows, SlotCache
 #: `model_type`s whose layers are of this family.
 LEAN_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose table does not depend on the text's length
+_ROPE_TYPES = (
+    "default",
+    "linear",
+    "llama3",
+    "yarn",
+)  # those whose table does not depend on the text's length
 
 
 class _Layer(NamedTuple):
@@ -66,7 +71,7 @@ class LeanStack:
         rope_type = getattr(body.rotary_emb, "rope_type", "default")
         if rope_type not in _ROPE_TYPES:
             raise InputError(
-                f"rotary positions of type {rope_type!r} are not supported (they depend on the text's length); "
+                f"rotary positions of type {rope_type!r} are not supported (they depend on the length); "
                 f"supported: {', '.join(_ROPE_TYPES)}"
             )
         self._cos, self._sin = self._rotary_table(256)
@@ -99,7 +104,8 @@ class LeanStack:
         cos, sin = self._rotary(self.embedding[:1].unsqueeze(0), positions)
         if cos.shape[-1] != self.head_width:
             raise InputError(
-                f"partial rotary positions are not supported ({cos.shape[-1]} of {self.head_width} dimensions)"
+                f"partial rotary positions are not supported "
+                f"({cos.shape[-1]} of {self.head_width} dimensions)"
             )
         sign = torch.ones_like(sin)
         sign[..., : self.head_width // 2] = -1

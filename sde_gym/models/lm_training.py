@@ -67,6 +67,7 @@ class LMTrainingSettings:
     distillation: float = setting(0.5, "share of the final layer's distribution in an exit's target")
     layer_dropout: float = setting(0.2, "p_max: probability of dropping the deepest layer")
     checkpoint_every: int = setting(100, "steps between resumable checkpoints")
+    compile: bool = setting(True, "compile the layer with torch.compile (needs a C++ compiler)")
     seed: int = setting(0, "initial weights, order of windows, exits and dropped layers")
 
     def __post_init__(self) -> None:
@@ -114,7 +115,11 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def train_lm(
-    settings: LMTrainingSettings, out: Path, threads: int = 2, progress: Progress | None = None
+    settings: LMTrainingSettings,
+    out: Path,
+    threads: int = 2,
+    progress: Progress | None = None,
+    root: Path | None = None,
 ) -> dict[str, Any]:
     """Train, resuming from `out/checkpoint` if it holds one, and save the model in `out`.
 
@@ -124,13 +129,18 @@ def train_lm(
             `training.json` and `checkpoint/`.
         threads: torch threads.
         progress: called after every step with step, tokens, loss, exit losses, tokens/s.
+        root: folder of the library to train on; the running interpreter's if None.
 
     Returns:
         The held-out measurements of `measure_lm`, also written to `training.json`.
     """
     torch.set_num_threads(threads)
     out.mkdir(parents=True, exist_ok=True)
-    train_texts, test_texts = corpus.split_library()
+    train_texts, test_texts = corpus.split_library(root)
+    if not train_texts or not test_texts:
+        raise InputError(
+            f"{root or corpus.library_root()} holds no module to train on, or none that is held out"
+        )
     tokenizer = _tokenizer(settings, out, train_texts)
     stream = torch.from_numpy(corpus.tokenize(tokenizer, train_texts))
     test_stream = torch.from_numpy(corpus.tokenize(tokenizer, test_texts))
@@ -272,7 +282,10 @@ class _Trainer:
         self.embedding = parameters["model.embed_tokens.weight"]
         self.norm = parameters["model.norm.weight"]
         hidden = [p for n, p in parameters.items() if p.ndim == 2 and n != "model.embed_tokens.weight"]
-        rest = [p for p in parameters.values() if p.ndim == 1]
+        rest: list[dict[str, Any]] = [
+            {"params": [self.embedding]},
+            {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},
+        ]
         self.optimisers: dict[str, torch.optim.Optimizer] = {
             "muon": torch.optim.Muon(
                 hidden,
@@ -281,18 +294,23 @@ class _Trainer:
                 adjust_lr_fn="match_rms_adamw",
             ),
             "adamw": torch.optim.AdamW(
-                [{"params": [self.embedding]}, {"params": rest, "weight_decay": 0.0}],
+                rest,
                 lr=settings.learning_rate,
                 betas=(0.9, 0.95),
                 weight_decay=settings.weight_decay,
                 fused=True,
             ),
         }
-        dropout = [math.exp(i * math.log(2) / max(1, settings.layers - 1)) - 1 for i in range(settings.layers)]
+        dropout = [
+            math.exp(i * math.log(2) / max(1, settings.layers - 1)) - 1 for i in range(settings.layers)
+        ]
         self.dropout = [settings.layer_dropout * p for p in dropout]
         # One compiled layer serves all layers: their weights are arguments.
-        self._layer = torch.compile(_layer, dynamic=False)
-        self._losses = torch.compile(_losses, dynamic=False)
+        self._layer: Callable[..., Tensor] = _layer
+        self._losses: Callable[..., tuple[Tensor, Tensor]] = _losses
+        if settings.compile:
+            self._layer = torch.compile(_layer, dynamic=False)
+            self._losses = torch.compile(_losses, dynamic=False)
 
     def step(self, fraction: float) -> dict[str, float]:
         """One optimiser step at `fraction` of the whole training."""
@@ -365,13 +383,13 @@ class _Trainer:
         write_json(folder / "settings.json", asdict(self.settings))
 
     def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint of the same settings (`tokens` and `decay` may differ)."""
+        """Continue from a checkpoint; what may differ are the length and shape of the schedule."""
         from safetensors import safe_open
 
         if not (folder / "state.safetensors").exists():
             return
         saved = read_json(folder / "settings.json")
-        free = {"tokens", "decay", "checkpoint_every", "windows"}
+        free = {"tokens", "decay", "checkpoint_every", "windows", "compile"}
         for field in fields(self.settings):
             value = getattr(self.settings, field.name)
             if field.name not in free and saved.get(field.name) != value:

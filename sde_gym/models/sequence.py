@@ -80,7 +80,9 @@ class Sequence:
         if not len(tokens):
             return range(first, first)
         if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
-            raise InputError(f"token ids must lie in 0..{self.model.vocab_size - 1}, got {min(tokens)}..{max(tokens)}")
+            raise InputError(
+                f"token ids must lie in 0..{self.model.vocab_size - 1}, got {min(tokens)}..{max(tokens)}"
+            )
         parent = first - 1 if parent is None else parent
         if not -1 <= parent < first:
             raise InputError(f"parent slot {parent} does not exist; there are {first} slots (-1 = new root)")
@@ -88,7 +90,8 @@ class Sequence:
         limit = self.model.context_limit
         if position + len(tokens) > limit:
             raise InputError(
-                f"{position + len(tokens)} tokens exceed the context limit of {limit}; shorten the prompt or max_new_tokens"
+                f"{position + len(tokens)} tokens exceed the context limit of {limit}; "
+                "shorten the prompt or max_new_tokens"
             )
         end = first + len(tokens)
         if end > self._cache.capacity:
@@ -126,7 +129,9 @@ class Sequence:
             self._advance_tree(depth, [s for s in chosen if self.depths[s] < depth])
 
     @torch.inference_mode()
-    def score(self, depth: int, rows: int = 1, compact: bool = True, slots: Sequence_[int] | None = None) -> Tensor:
+    def score(
+        self, depth: int, rows: int = 1, compact: bool = True, slots: Sequence_[int] | None = None
+    ) -> Tensor:
         """Exit-head logits at `depth` of the newest `rows` tokens (or of `slots`).
 
         Returns:
@@ -175,7 +180,9 @@ class Sequence:
                 first -= 1
             stop = depth if first == 0 else min(depth, depths[first - 1])
             rows = self._chain_rows(first, total)
-            self._hidden[first:total] = self.model.stack.run(self._hidden[first:total], low, stop, rows, self._cache)
+            self._hidden[first:total] = self.model.stack.run(
+                self._hidden[first:total], low, stop, rows, self._cache
+            )
             depths[first:] = [stop] * (total - first)
         if depth == top:
             self._settled = total
@@ -202,7 +209,8 @@ class Sequence:
                 parent = self.parents[slot]
                 if parent >= 0 and parent not in inside and self.depths[parent] < stop:
                     raise InputError(
-                        f"slot {slot} cannot reach depth {stop}: its parent, slot {parent}, is at depth {self.depths[parent]}"
+                        f"slot {slot} cannot reach depth {stop}: its parent, slot {parent}, "
+                        f"is at depth {self.depths[parent]}"
                     )
             index = torch.tensor(rows, device=self.model.device)
             states = self.model.stack.run(self._hidden[index], low, stop, self._tree_rows(index), self._cache)
@@ -230,7 +238,9 @@ class Sequence:
             self._position_table = torch.zeros(capacity, dtype=torch.int64, device=device)
             first = 0
         assert self._position_table is not None
-        self._position_table[first:end] = torch.tensor(self.positions[first:end], dtype=torch.int64, device=device)
+        self._position_table[first:end] = torch.tensor(
+            self.positions[first:end], dtype=torch.int64, device=device
+        )
         for slot in range(first, end):
             row = self._ancestry[slot]
             row.zero_()
@@ -241,7 +251,9 @@ class Sequence:
 
     def _grow(self, capacity: int) -> None:
         self._cache.grow(capacity)
-        hidden = torch.zeros(capacity, self.model.hidden_size, dtype=self.model.dtype, device=self.model.device)
+        hidden = torch.zeros(
+            capacity, self.model.hidden_size, dtype=self.model.dtype, device=self.model.device
+        )
         hidden[: self._hidden.shape[0]] = self._hidden
         self._hidden = hidden
         if self._ancestry is not None:

@@ -17,7 +17,13 @@ class SlotCache:
     """
 
     def __init__(
-        self, layers: int, kv_heads: int, head_width: int, dtype: torch.dtype, device: torch.device, capacity: int
+        self,
+        layers: int,
+        kv_heads: int,
+        head_width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int,
     ) -> None:
         self.capacity = capacity
         shape = (kv_heads, capacity, head_width)
@@ -47,7 +53,9 @@ class Rows:
     causal: bool = False  # the rows are slots 0..total-1 themselves, in order
 
 
-def chain_mask(first: int, total: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+def chain_mask(
+    first: int, total: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
     """Additive causal mask of rows first..total-1 of a chain, or None where nothing is hidden.
 
     Args:
@@ -69,7 +77,9 @@ def chain_mask(first: int, total: int, window: int | None, dtype: torch.dtype, d
     return mask
 
 
-def tree_mask(ancestry: Tensor, positions: Tensor, slots: Tensor, total: int, window: int | None, dtype: torch.dtype) -> Tensor:
+def tree_mask(
+    ancestry: Tensor, positions: Tensor, slots: Tensor, total: int, window: int | None, dtype: torch.dtype
+) -> Tensor:
     """Additive mask of `slots` in a tree: a token sees itself and its ancestors.
 
     Args:

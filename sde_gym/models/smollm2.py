@@ -125,7 +125,7 @@ def convert_gguf(gguf: Path, out: Path) -> dict[str, Any]:
         they have now.
 
     Raises:
-        InputError: the file is no GGUF file of a model that transformers can read.
+        InputError: the file is no GGUF file of a chat model that transformers can read.
     """
     from safetensors.torch import save_file
 
@@ -153,7 +153,8 @@ def _verify(original: Any, folder: Path) -> None:
     """The converted folder loads, equals the original model, and ends its turns.
 
     Raises:
-        RuntimeError: it does not; a fault of the conversion or of the installed libraries.
+        InputError: the file was not a chat model that stops at `END_OF_TURN`.
+        RuntimeError: other weights came back; a fault of the conversion or of the libraries.
     """
     import torch
 
@@ -163,11 +164,11 @@ def _verify(original: Any, folder: Path) -> None:
         raise RuntimeError(f"{folder}: the converted weights do not equal the original ones")
     tokenizer = load_tokenizer(folder, converted.config.vocab_size)
     if tokenizer is None or not tokenizer.chat_template:
-        raise RuntimeError(f"{folder}: the converted tokenizer has no chat template")
+        raise InputError("the GGUF file has no tokenizer with a chat template; it is not an instruct model")
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     stops = (converted.config.eos_token_id, converted.generation_config.eos_token_id, tokenizer.eos_token_id)
     if any(stop != end for stop in stops):
-        raise RuntimeError(f"{folder}: the model stops at ids {stops}, but {END_OF_TURN} is id {end}")
+        raise InputError(f"the GGUF file's model stops at ids {stops}, but {END_OF_TURN} is id {end}")
 
 
 def _read_gguf(gguf: Path) -> tuple[Any, Any]:
@@ -183,7 +184,7 @@ def _read_gguf(gguf: Path) -> tuple[Any, Any]:
                 gguf.parent, gguf_file=gguf.name, dtype=torch.float32, local_files_only=True
             )
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        except Exception as error:  # on a damaged file the readers raise whatever they stumble over
             raise InputError(f"{gguf.name}: cannot be read as a GGUF model ({one_line(error)})") from error
     # A GGUF file names its pre-tokenizer ("smollm") instead of describing it, and transformers
     # falls back to GPT-2's. This model's splits digits off first, which shows in "  7".

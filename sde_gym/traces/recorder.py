@@ -60,7 +60,8 @@ def record(
         raise InputError("there are no prompts to record")
     if max_new_tokens < 2 or k < 2 or batch_size < 1:
         raise InputError(
-            f"max_new_tokens {max_new_tokens} and k {k} must be at least 2, batch_size {batch_size} at least 1"
+            f"max_new_tokens {max_new_tokens} and k {k} must be at least 2, "
+            f"batch_size {batch_size} at least 1"
         )
     candidates = model.check_depths(depths)
     narrowest = model.vocab_size

@@ -28,8 +28,8 @@ def rows() -> list[dict[str, Any]]:
         {"method": "ar", "tokens_per_second": 100.0, "speedup": 1.0, "identical_to_ar": True, **plain},
         {"method": "generate", "tokens_per_second": 60.0, "speedup": 0.6, "identical_to_ar": True, **plain},
         {
-            "method": "static", "label": "Static (3, 4)", "tokens_per_second": 160.0, "speedup": 1.6,
-            "acceptance_rate": 0.75, "mean_exit_depth": 3.0, "mean_draft_length": 3.5,
+            "method": "static", "exit_depth": 3, "draft_length": 4, "tokens_per_second": 160.0,
+            "speedup": 1.6, "acceptance_rate": 0.75, "mean_exit_depth": 3.0, "mean_draft_length": 3.5,
             "identical_to_ar": True,
         },
         {
@@ -46,6 +46,7 @@ def results() -> dict[str, Any]:
         "settings": {"seed": 7, "depths": [1, 2, 3], "training": {"gamma": 0.95, "note": NASTY}},
         "hardware": {"cores": 2},
         "versions": {"torch": "2.13.0"},
+        "seconds": 181.5,
         "command": "sde-gym demo --seed 7 && echo '<done>'",
     }
 
@@ -136,7 +137,7 @@ def test_table_holds_the_figures(page: Page) -> None:
     assert table == [
         ["Plain decoding (AR)", "100.0", "1.00×", "–", "–", "–", "yes"],
         ["Transformers generate", "60.0", "0.60×", "–", "–", "–", "yes"],
-        ["Static (3, 4)", "160.0", "1.60×", "75.0%", "3.00", "3.50", "yes"],
+        ["Best static setting (3, 4)", "160.0", "1.60×", "75.0%", "3.00", "3.50", "yes"],
         ["LEDE (learned policy)", "200.0", "2.00×1.91 to 2.07", "81.2%", "2.50", "4.25", "yes"],
     ]
 
@@ -157,6 +158,7 @@ def test_headline_and_facts(page: Page) -> None:
     assert ["1, 2, 3"] in page.cells
     assert [NASTY] in page.cells
     assert "training.gamma" in page.text
+    assert ["181.5"] in page.cells
 
 
 def test_a_difference_from_plain_decoding_is_said_loudly(tmp_path: Path) -> None:

@@ -145,24 +145,24 @@ _QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "max_wind
 #: name -> factory of a supported model; the same call gives the same weights. The seeds are such
 #: that no two best logits along the texts of the tests come close (`test_exactness` checks it).
 VARIANTS: dict[str, partial[Any]] = {
-    "llama-tied": partial(llama, 0, tie_word_embeddings=True),
+    "llama-tied": partial(llama, 1, tie_word_embeddings=True),
     "llama-untied": partial(llama, 0, tie_word_embeddings=False),
     "llama-biases": partial(llama, 0, attention_bias=True, mlp_bias=True),
     "llama-equal-heads": partial(llama, 0, num_key_value_heads=4),
     "llama-one-kv-head": partial(llama, 0, num_key_value_heads=1),
-    "llama-gelu": partial(llama, 0, hidden_act="gelu"),
+    "llama-gelu": partial(llama, 1, hidden_act="gelu"),
     "llama-rope-llama3": partial(llama, 0, rope_parameters=_LLAMA3_ROPE),
     "llama-rope-yarn": partial(llama, 0, rope_parameters=_YARN_ROPE),
-    "llama-rope-linear": partial(llama, 0, rope_parameters=_LINEAR_ROPE),
-    "mistral-window": partial(mistral, 0),
+    "llama-rope-linear": partial(llama, 1, rope_parameters=_LINEAR_ROPE),
+    "mistral-window": partial(mistral, 1),
     "mistral-unlimited": partial(mistral, 0, sliding_window=None),
     "qwen2": partial(qwen2, 0),
-    "qwen2-windows": partial(qwen2, 0, **_QWEN_WINDOWS),
-    "qwen3": partial(qwen3, 0, tie_word_embeddings=True),
-    "qwen3-windows": partial(qwen3, 0, **_QWEN_WINDOWS),
-    "gemma": partial(gemma, 0),
-    "gemma2": partial(gemma2, 0),
-    "gemma3": partial(gemma3, 0),
+    "qwen2-windows": partial(qwen2, 2, **_QWEN_WINDOWS),
+    "qwen3": partial(qwen3, 1, tie_word_embeddings=True),
+    "qwen3-windows": partial(qwen3, 1, **_QWEN_WINDOWS),
+    "gemma": partial(gemma, 2),
+    "gemma2": partial(gemma2, 1),
+    "gemma3": partial(gemma3, 4),
 }
 
 #: The variants in which a window hides something, without that window.

@@ -53,12 +53,14 @@ def test_the_session_seeds_inside_and_restores_outside() -> None:
 
 def test_threads_are_restored_after_an_exception() -> None:
     before = torch.get_num_threads()
-    session = training_session(seed=0, threads=before + 1)
-    session.__enter__()
-    assert torch.get_num_threads() == before + 1
-    error = RuntimeError("inside")
+
+    def fail_inside() -> None:
+        with training_session(seed=0, threads=before + 1):
+            assert torch.get_num_threads() == before + 1
+            raise RuntimeError("inside")
+
     with pytest.raises(RuntimeError, match="inside"):
-        session.__exit__(RuntimeError, error, None)
+        fail_inside()
     assert torch.get_num_threads() == before
     with pytest.raises(InputError, match="threads is 0"):
         training_session(seed=0, threads=0).__enter__()

@@ -35,7 +35,7 @@ def telling_traces(seed: int, texts: int) -> TraceSet:
 
 def test_it_learns_to_exit_where_the_model_is_sure(tmp_path: Path) -> None:
     settings = DQNSettings(
-        episodes=150, gradient_steps=1500, evaluate_every=500, hidden=(32, 32), gamma=0.9, learning_rate=3e-3
+        episodes=100, gradient_steps=900, evaluate_every=300, hidden=(32, 32), gamma=0.9, learning_rate=3e-3
     )
     held_out = telling_traces(seed=1, texts=30)
     policy = train_policy(telling_traces(seed=0, texts=30), tmp_path, settings).policy

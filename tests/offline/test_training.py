@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,8 +138,16 @@ def test_export_agrees_with_d3rlpy_and_notices_when_it_does_not() -> None:
             theirs = algorithm.predict_value(standardised, np.full((200, 1), action))
             np.testing.assert_allclose(network(states)[:, action], theirs.reshape(-1), atol=1e-5)
         np.testing.assert_array_equal(network(states).argmax(axis=1), algorithm.predict(standardised))
-        other = copy.deepcopy(algorithm.impl.q_function)
-        del other[0]._encoder._layers[1]  # an activation that the export does not know of
-        algorithm.impl.modules.q_funcs[0]._encoder._layers = other[0]._encoder._layers
-        with pytest.raises(RuntimeError, match="differs from d3rlpy's"):
-            export_network(algorithm, mean, std, states)
+        shifted = SimpleNamespace(
+            impl=algorithm.impl,
+            predict=algorithm.predict,
+            predict_value=lambda rows, actions: algorithm.predict_value(rows, actions) + 1e-3,
+        )
+        swapped = SimpleNamespace(
+            impl=algorithm.impl,
+            predict=lambda rows: 1 - algorithm.predict(rows),
+            predict_value=algorithm.predict_value,
+        )
+        for wrong in (shifted, swapped):
+            with pytest.raises(RuntimeError, match="differs from d3rlpy's"):
+                export_network(wrong, mean, std, states)

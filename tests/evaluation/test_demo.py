@@ -1,0 +1,90 @@
+"""The demo on a tiny model: all stages for real, the files it leaves, taking up again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sde_gym.errors import InputError
+from sde_gym.evaluation.demo import DemoSettings, run_demo
+from sde_gym.evaluation.static import static_grid
+from sde_gym.policies.files import load_policy
+from sde_gym.traces import load_traces
+
+pytest.importorskip("d3rlpy")
+
+
+@pytest.fixture(scope="module")
+def settings(tiny_model_folder: Path, prompt_files: tuple[Path, Path]) -> DemoSettings:
+    return DemoSettings(
+        model=str(tiny_model_folder),
+        train_prompts=str(prompt_files[0]),
+        test_prompts=str(prompt_files[1]),
+        train_limit=12,
+        test_limit=4,
+        max_new_tokens=24,
+        depths=(1, 2),
+        gradient_steps=200,
+        episodes=40,
+        repeats=1,
+        threads=1,
+    )
+
+
+def test_the_whole_path(settings: DemoSettings, tmp_path: Path) -> None:
+    stages: list[tuple[str, int, int]] = []
+    out = tmp_path / "demo"
+    results = run_demo(settings, out, lambda stage, done, total, note="": stages.append((stage, done, total)))
+    assert [row["method"] for row in results["rows"]] == [
+        "ar", "generate", "assistant_early_exit", "static", "lede",
+    ]  # fmt: skip
+    assert all(row["identical_to_ar"] for row in results["rows"])
+    stored = json.loads((out / "results.json").read_text())
+    assert stored["rows"] == results["rows"]
+    assert stored["settings"]["depths"] == [1, 2]
+    for name in ("traces/manifest.json", "policy/policy.safetensors", "policy/transitions.npz",
+                 "measurements.json", "report.png"):  # fmt: skip
+        assert (out / name).stat().st_size > 0, name
+    page = (out / "report.html").read_text()
+    assert "test/12" in page
+    assert "http" not in page.replace("http://www.w3.org", "")  # nothing is fetched
+    assert load_policy(out / "policy" / "policy").depths == (1, 2)
+    ended = {stage for stage, done, total in stages if done == total}
+    assert ended == {"record traces", "train the policy", "tune the static setting", "measure"}
+    # Taking up again: nothing is recorded a second time.
+    shard = out / "traces" / "positions-00000.parquet"
+    before = shard.stat().st_mtime_ns
+    run_demo(replace(settings, test_limit=1), out)
+    assert shard.stat().st_mtime_ns == before
+    grid = static_grid(load_traces(out / "traces"), max_draft=4)
+    assert len(grid) == 8
+    assert [s.layer_speedup for s in grid] == sorted((s.layer_speedup for s in grid), reverse=True)
+
+
+def test_testing_on_training_prompts_is_refused(settings: DemoSettings, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="also trained on"):
+        run_demo(replace(settings, test_prompts=settings.train_prompts), tmp_path / "demo")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"depths": (1, 4)}, r"1\.\.3"),
+        ({"model": "no-such-model"}, "no-such-model"),
+        ({"train_prompts": "none.jsonl"}, "none.jsonl"),
+    ],
+)
+def test_bad_settings_are_refused(
+    settings: DemoSettings, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        run_demo(replace(settings, **change), tmp_path / "demo")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["train_limit", "test_limit", "repeats", "episodes", "threads"])
+def test_settings_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} must be at least 1"):
+        DemoSettings(**{name: 0})  # type: ignore[arg-type]

@@ -1,0 +1,103 @@
+"""Training: it learns, resumes exactly, refuses what cannot be trained, and saves what loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sde_gym.errors import InputError
+from sde_gym.models import load_model
+from sde_gym.models.lm_training import LMTrainingSettings, train_lm
+
+TINY = LMTrainingSettings(
+    layers=3, width=32, heads=2, kv_heads=1, mlp_width=48, vocabulary=300, positions=128,
+    tokens=256 * 12, batch_tokens=256, windows="0:32,0.5:64", shallow_exits="1", deep_exits="2",
+    checkpoint_every=4, compile=False,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two modules to train on and a held-out one, all easily learnt."""
+    root = tmp_path_factory.mktemp("library")
+    for name, count in (("one.py", 60), ("two.py", 60), ("bisect.py", 30)):
+        lines = [f"def function_{i % 7}(value):\n    return value + {i % 5}\n" for i in range(count)]
+        (root / name).write_text("\n".join(lines))
+    return root
+
+
+def run(
+    library: Path, out: Path, settings: LMTrainingSettings, stop_after: int = 10**9
+) -> list[dict[str, float]]:
+    """Train; an interrupt comes after `stop_after` steps."""
+    records: list[dict[str, float]] = []
+
+    def progress(record: dict[str, float]) -> None:
+        records.append(record)
+        if len(records) == stop_after:
+            raise KeyboardInterrupt
+
+    train_lm(settings, out, threads=1, progress=progress, root=library)
+    return records
+
+
+def test_it_learns_and_what_it_saves_can_be_loaded(library: Path, tmp_path: Path) -> None:
+    settings = replace(TINY, tokens=256 * 80)
+    records = run(library, tmp_path, settings)
+    assert len(records) == 80
+    assert records[-1]["loss"] < 0.6 * records[0]["loss"]
+    assert records[-1]["shallow_exit_loss"] < 0.7 * records[0]["shallow_exit_loss"]
+    model = load_model(tmp_path)
+    assert model.num_layers == 3
+    assert model.eos_token_ids == (0,)
+    assert model.decode(model.encode("def function_1(value):\n")) == "def function_1(value):\n"
+
+
+def test_an_interrupted_run_resumes_to_the_same_weights(library: Path, tmp_path: Path) -> None:
+    run(library, tmp_path / "whole", TINY)
+    with pytest.raises(KeyboardInterrupt):
+        run(library, tmp_path / "parts", TINY, stop_after=7)
+    rest = run(library, tmp_path / "parts", TINY)
+    assert [r["step"] for r in rest] == [5, 6, 7, 8, 9, 10, 11, 12]  # the checkpoint was at 4
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    for name in whole:
+        assert torch.equal(whole[name], parts[name]), name
+
+
+def test_a_checkpoint_of_other_settings_is_refused(library: Path, tmp_path: Path) -> None:
+    run(library, tmp_path, TINY)
+    with pytest.raises(InputError, match="exit_weight"):
+        run(library, tmp_path, replace(TINY, exit_weight=0.5))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"width": 33}, "multiple of heads"),
+        ({"kv_heads": 3}, "multiple of kv_heads"),
+        ({"deep_exits": "3"}, "exit depth 3 must lie in 1..2"),
+        ({"shallow_exits": "0"}, "exit depth 0"),
+        ({"shallow_exits": "one"}, "depths like"),
+        ({"windows": "256"}, "windows must look like"),
+        ({"windows": "0:1"}, "window length 1"),
+        ({"windows": "0:256"}, "window length 256"),
+        ({"vocabulary": 100}, "at least 257"),
+        ({"layer_dropout": 1.5}, "layer_dropout"),
+        ({"tokens": 0}, "tokens must be at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replace(TINY, **change)
+
+
+def test_a_library_without_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no module to train on"):
+        train_lm(TINY, tmp_path / "out", root=tmp_path)

@@ -1,0 +1,151 @@
+"""Recording: what is stored is what the model says, and an interrupted recording resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+
+from sde_gym.decoding import autoregressive
+from sde_gym.errors import InputError
+from sde_gym.models import LayeredModel
+from sde_gym.prompts import Prompt
+from sde_gym.traces import load_traces
+from sde_gym.traces.recorder import record
+from tests.decoding.conftest import agreeing_model
+
+DEPTHS = (1, 2, 4)
+
+
+class Letters:
+    """A tokenizer of 40 letters, which is all that the tiny model knows."""
+
+    chat_template = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) - ord("0") for c in text]}
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(i + ord("0")) for i in ids)
+
+
+@pytest.fixture(scope="module")
+def model() -> LayeredModel:
+    torch.set_num_threads(1)
+    model = agreeing_model(compact=list(range(0, 40, 2)))
+    model.tokenizer = Letters()
+    return model
+
+
+PROMPTS = [Prompt(f"p{i}", "letters" if i % 2 else "more", "0AB"[: 1 + i % 3] + "5", "") for i in range(10)]
+
+
+def test_every_row_is_the_models_own_prediction(model: LayeredModel, tmp_path: Path) -> None:
+    traces = record(model, PROMPTS, tmp_path / "t", DEPTHS, max_new_tokens=12, batch_size=4)
+    assert traces.text_ids == [p.id for p in PROMPTS]
+    assert traces.tasks == [p.task for p in PROMPTS]
+    vocabulary = model.compact_vocabulary
+    assert vocabulary is not None
+    for n, prompt in enumerate(PROMPTS):
+        ids = model.encode(prompt.text)
+        text = autoregressive(model, ids, 12).tokens
+        rows = slice(int(traces.start[n]), int(traces.start[n + 1]))
+        assert traces.token[rows].tolist() == text
+        with torch.no_grad():
+            body = model.hf.model
+            states = body(
+                torch.tensor([ids + text[:-1]]), output_hidden_states=True, use_cache=False
+            ).hidden_states
+        for column, depth in enumerate(DEPTHS):
+            logits = model.hf.lm_head(body.norm(states[depth]))[0, len(ids) - 1 :, vocabulary]
+            log_p = torch.log_softmax(logits.double(), -1)
+            best, order = log_p.sort(-1, descending=True)
+            np.testing.assert_array_equal(traces.top_ids[rows, column], vocabulary[order[:, :8]])
+            np.testing.assert_allclose(traces.top_logprobs[rows, column], best[:, :8].detach(), atol=1e-4)
+            np.testing.assert_allclose(
+                traces.entropy[rows, column], -(log_p.exp() * log_p).sum(-1).detach(), atol=1e-4
+            )
+            np.testing.assert_array_equal(
+                traces.match[rows, column], vocabulary[order[:, 0]].numpy() == np.array(text)
+            )
+        np.testing.assert_array_equal(traces.final_ids[rows, 0], text)
+
+
+def test_a_killed_recording_resumes_to_the_same_set(model: LayeredModel, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(done: int, total: int, tokens: int) -> None:
+        if done >= 4:
+            raise Killed
+
+    whole = record(model, PROMPTS, tmp_path / "whole", DEPTHS, max_new_tokens=12, batch_size=4)
+    with pytest.raises(Killed):
+        record(model, PROMPTS, tmp_path / "t", DEPTHS, max_new_tokens=12, batch_size=4, progress=kill)
+    seen: list[int] = []
+    again = record(
+        model, PROMPTS, tmp_path / "t", DEPTHS, max_new_tokens=12, batch_size=4,
+        progress=lambda done, total, tokens: seen.append(done),
+    )  # fmt: skip
+    assert seen == [8, 10]
+    assert again.text_ids == whole.text_ids
+    np.testing.assert_array_equal(again.token, whole.token)
+    np.testing.assert_allclose(again.top_logprobs, whole.top_logprobs, atol=1e-5)
+
+
+def test_it_is_plain_parquet(model: LayeredModel, tmp_path: Path) -> None:
+    record(model, PROMPTS[:2], tmp_path / "t", DEPTHS, max_new_tokens=6)
+    table = parquet.read_table(sorted((tmp_path / "t").glob("positions-*.parquet"))[0])
+    frame = table.to_pandas() if _has_pandas() else None
+    assert table.num_rows == 12
+    assert {"text", "position", "token", "d1_ids", "d4_match"} <= set(table.column_names)
+    if frame is not None:
+        assert len(frame) == 12
+
+
+def _has_pandas() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("pandas") is not None
+
+
+def test_text_cut_from_the_library_is_not_copied(model: LayeredModel, tmp_path: Path) -> None:
+    prompts = [Prompt("a", "t", "0A", "stdlib:x.py:f:1:2:ab"), Prompt("b", "t", "0B", "file.jsonl")]
+    record(model, prompts, tmp_path / "t", DEPTHS, max_new_tokens=4)
+    assert load_traces(tmp_path / "t").prompts == [None, "0B"]
+
+
+def test_another_model_or_other_depths_do_not_mix(model: LayeredModel, tmp_path: Path) -> None:
+    record(model, PROMPTS[:2], tmp_path / "t", DEPTHS, max_new_tokens=4)
+    with pytest.raises(InputError, match="depths"):
+        record(model, PROMPTS, tmp_path / "t", (1, 2), max_new_tokens=4)
+    other = agreeing_model(compact=list(range(0, 40, 2)))
+    other.tokenizer = Letters()
+    with torch.no_grad():
+        other.hf.model.norm.weight.mul_(1.5)
+    with pytest.raises(InputError, match="model_hash"):
+        record(other, PROMPTS, tmp_path / "t", DEPTHS, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prompts": []}, "no prompts"),
+        ({"depths": (0, 2)}, r"1\.\.5"),
+        ({"depths": (2, 6)}, r"1\.\.5"),
+        ({"max_new_tokens": 1}, "max_new_tokens 1"),
+        ({"k": 1}, "k 1"),
+        ({"k": 21}, "k 21 exceeds the 20"),
+        ({"batch_size": 0}, "batch_size 0"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    model: LayeredModel, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    arguments = {"prompts": PROMPTS, "depths": DEPTHS, "max_new_tokens": 4, **change}
+    with pytest.raises(InputError, match=words):
+        record(model, out=tmp_path / "t", **arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "t").exists()
