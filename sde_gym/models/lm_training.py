@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -31,6 +32,9 @@ from torch import Tensor
 from sde_gym.errors import InputError
 from sde_gym.files import atomic_path, read_json, write_json
 from sde_gym.models import corpus
+from sde_gym.models.card import STUBS, write_card
+from sde_gym.models.generation import generate_greedy
+from sde_gym.models.layered import LayeredModel
 from sde_gym.settings import setting
 
 Progress = Callable[[dict[str, float]], None]
@@ -163,10 +167,21 @@ def train_lm(
     measured |= {
         "trained_tokens": trainer.step_number * settings.batch_tokens,
         "corpus_tokens": len(stream),
+        "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
         "settings": asdict(settings),
     }
     write_json(out / "training.json", measured)
+    write_card(out, out.name, measured, _samples(model, tokenizer))
     return measured
+
+
+def _samples(model: Any, tokenizer: Any) -> dict[str, str]:
+    """What the model makes of the card's beginnings, greedily."""
+    layered = LayeredModel(model.eval())
+    prompts = [tokenizer.encode(stub).ids for stub in STUBS]
+    budget = min(80, layered.context_limit - max(map(len, prompts)))
+    texts = generate_greedy(layered, prompts, max(1, budget))
+    return {stub: tokenizer.decode(text) for stub, text in zip(STUBS, texts, strict=True)}
 
 
 def save_lm(model: Any, out: Path) -> None:

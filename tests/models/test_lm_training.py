@@ -54,6 +54,9 @@ def test_it_learns_and_what_it_saves_can_be_loaded(library: Path, tmp_path: Path
     assert records[-1]["shallow_exit_loss"] < 0.7 * records[0]["shallow_exit_loss"]
     model = load_model(tmp_path)
     assert model.num_layers == 3
+    card = (tmp_path / "README.md").read_text()
+    assert "bits per byte" in card
+    assert "class Stack:" in card
     assert model.eos_token_ids == (0,)
     assert model.decode(model.encode("def function_1(value):\n")) == "def function_1(value):\n"
 

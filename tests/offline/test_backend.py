@@ -15,7 +15,8 @@ from sde_gym.offline.backend import training_session
 FRESH_PROCESS = """
 import sys
 import sde_gym.offline.training, sde_gym.offline.collect, sde_gym.offline.pipeline
-assert "d3rlpy" not in sys.modules, "importing sde_gym.offline must not import d3rlpy"
+for name in ("d3rlpy", "torch"):
+    assert name not in sys.modules, f"importing sde_gym.offline must not import {name}"
 import structlog, torch
 precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
 from sde_gym.offline.backend import training_session
