@@ -266,6 +266,41 @@ def models_pull(name: Annotated[str, typer.Argument(help="smollm2-135m")]) -> No
     typer.echo(str(folder))
 
 
+@models_app.command("compact")
+def models_compact(
+    out: Annotated[
+        Path, typer.Option(help="JSON file to write, `compact_vocabulary.json` in a model's folder.")
+    ],
+    model: Model = "stdlib-20m",
+    prompts: Annotated[str, typer.Option(help="A prompt set's name or a JSON Lines file.")] = "stdlib:train",
+    size: Annotated[int, typer.Option(min=2, help="Token ids to keep.")] = 1024,
+    max_new_tokens: NewTokens = 96,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Count the tokens of a model's own output and keep the most frequent for its exit heads."""
+    from sde_gym.models.loading import load_model
+    from sde_gym.models.vocabulary import compact_vocabulary, count_output_tokens, save_compact_vocabulary
+    from sde_gym.prompts import load_prompts
+
+    chosen = load_prompts(prompts)[:limit]
+    _use_threads(threads)
+    loaded = load_model(model)
+    encoded = [loaded.encode(prompt.text) for prompt in chosen]
+    with progress_bars() as advance:
+        advance("count", 0, len(encoded))
+        counts = count_output_tokens(
+            loaded, encoded, max_new_tokens, progress=lambda done: advance("count", done, len(encoded))
+        )
+    found = compact_vocabulary(counts, size, loaded.eos_token_ids)
+    save_compact_vocabulary(out, found)
+    Console(highlight=False).print(
+        f"{out}: {size} of {loaded.vocab_size} tokens cover {found['coverage']:.1%} of "
+        f"{found['counted_tokens']} generated ones",
+        soft_wrap=True,
+    )
+
+
 @traces_app.command("info")
 def traces_info(path: Annotated[str, typer.Argument(help="A trace set's name or its folder.")]) -> None:
     """What a trace set holds, and how often each depth agrees with the final layer."""

@@ -75,6 +75,12 @@ class LeanStack:
                 f"supported: {', '.join(_ROPE_TYPES)}"
             )
         self._cos, self._sin = self._rotary_table(256)
+        if config.model_type == "llama" and getattr(config, "sliding_window", None) is not None:
+            # transformers' own prefill and cache disagree there about whether it applies
+            raise InputError(
+                f"a Llama configuration with sliding_window={config.sliding_window} is ambiguous; "
+                "remove the entry"
+            )
         self.layers = [self._fuse(layer) for layer in body.layers]
         self.window_kinds = tuple(dict.fromkeys(layer.window for layer in self.layers))
 

@@ -299,3 +299,8 @@ def test_positions_that_depend_on_the_length_of_the_text_are_refused() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     with pytest.raises(InputError, match="'dynamic' are not supported"):
         LayeredModel(tiny_models.llama(rope_parameters=rope))
+
+
+def test_a_llama_with_a_window_is_refused_because_transformers_contradicts_itself() -> None:
+    with pytest.raises(InputError, match="sliding_window=8 is ambiguous"):
+        LayeredModel(tiny_models.llama(sliding_window=8))
