@@ -15,6 +15,7 @@ from rich.table import Table
 
 from sde_gym.errors import InputError
 from sde_gym.options import parse_list, settings_command
+from sde_gym.settings import DEFAULT_NEW_TOKENS
 from sde_gym.terminal import SentenceGroup, progress_bars, results_table, show_generated
 
 #: Depths recorded unless others are named; those that a model does not have are left out.
@@ -37,6 +38,7 @@ DType = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, or on CU
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads for torch; its own choice if not given.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="Most tokens generated per prompt.")]
+PromptSet = Annotated[str, typer.Option("--prompts", help="A prompt set's name or a file of prompts.")]
 
 
 def main() -> None:
@@ -106,11 +108,13 @@ def train_lm(
 def record(
     out: Annotated[Path, typer.Option(help="Folder for the traces; an interrupted recording goes on there.")],
     model: Model = "stdlib-20m",
-    prompts: Annotated[str, typer.Option(help="A prompt set's name or a JSON Lines file.")] = "stdlib:train",
+    prompts: PromptSet = "stdlib:train",
     depths: Annotated[
         str | None, typer.Option(help=f"Exit depths, such as 1,2,3; else those of {DEFAULT_DEPTHS} it has.")
     ] = None,
-    max_new_tokens: NewTokens = 96,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=2, help="Most tokens generated per prompt.")
+    ] = DEFAULT_NEW_TOKENS,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")] = None,
     dtype: DType = "float32",
     device: Device = "cpu",
@@ -219,7 +223,7 @@ def generate(
 
 @app.command()
 def prompts(
-    name_or_path: Annotated[str, typer.Argument(help="A prompt set's name or a JSON Lines file.")] = "stdlib",
+    name_or_path: Annotated[str, typer.Argument(help="A prompt set's name or a file of prompts.")] = "stdlib",
     show: Annotated[str | None, typer.Option(help="Show the prompt with this id.")] = None,
 ) -> None:
     """Count the prompts of a set or file by task, or show one."""
@@ -272,9 +276,9 @@ def models_compact(
         Path, typer.Option(help="JSON file to write, `compact_vocabulary.json` in a model's folder.")
     ],
     model: Model = "stdlib-20m",
-    prompts: Annotated[str, typer.Option(help="A prompt set's name or a JSON Lines file.")] = "stdlib:train",
+    prompts: PromptSet = "stdlib:train",
     size: Annotated[int, typer.Option(min=2, help="Token ids to keep.")] = 1024,
-    max_new_tokens: NewTokens = 96,
+    max_new_tokens: NewTokens = DEFAULT_NEW_TOKENS,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")] = None,
     threads: Threads = None,
 ) -> None:

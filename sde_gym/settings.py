@@ -11,6 +11,9 @@ import typing
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
 
+#: Tokens generated per text wherever texts are recorded or counted, unless said otherwise.
+DEFAULT_NEW_TOKENS = 96
+
 Value = TypeVar("Value")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -68,12 +70,35 @@ def errors_as_sentences() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Show this package's own warnings as one plain sentence on stderr, without file and line.
+
+    Other packages' warnings keep the form that Python gives them.
+    """
+    before = warnings.showwarning
+    package = Path(__file__).parent
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
+        if issubclass(category, UserWarning) and package in Path(filename).parents:
+            console = Console(stderr=True, highlight=False)
+            console.print(Text.assemble(("note: ", "bold"), str(message)), soft_wrap=True)
+        else:
+            before(message, category, filename, *rest)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
 class SentenceGroup(TyperGroup):
-    """A group of commands whose errors are shown by `errors_as_sentences`."""
+    """A group of commands whose errors and warnings are shown as sentences."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
-        with errors_as_sentences():
+        with warnings_as_sentences(), errors_as_sentences():
             return super().invoke(ctx)
 
 

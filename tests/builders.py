@@ -16,7 +16,9 @@ EOS = 0
 TASKS = ("function", "docstring", "test")
 
 
-def _manifest(num_layers: int, depths: Sequence[int], k: int, max_new_tokens: int) -> dict[str, Any]:
+def _manifest(
+    num_layers: int, depths: Sequence[int], k: int, max_new_tokens: int, context_limit: int
+) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "model": "toy",
@@ -25,6 +27,7 @@ def _manifest(num_layers: int, depths: Sequence[int], k: int, max_new_tokens: in
         "depths": list(depths),
         "eos_token_ids": [EOS],
         "max_new_tokens": max_new_tokens,
+        "context_limit": context_limit,
         "head": "full",
         "dtype": "float32",
         "k": k,
@@ -85,8 +88,13 @@ def random_traces(
         ids, logprobs, spread = distribution(best, np.where(matches, 2.5, 1.0))
         top_ids[:, index], top_logprobs[:, index], entropy[:, index] = ids, logprobs, spread
     final_ids, final_logprobs, _ = distribution(token, np.full(rows, 3.0))
+    context_limit = max_new_tokens + 10
+    prompt_lengths = [
+        context_limit - length + 1 if end == "context" else 3 + n % 4
+        for n, (end, length) in enumerate(zip(ends, lengths, strict=True))
+    ]
     return TraceSet(
-        manifest={**_manifest(num_layers, depths, k, max_new_tokens), "texts": texts},
+        manifest={**_manifest(num_layers, depths, k, max_new_tokens, context_limit), "texts": texts},
         depths=tuple(depths),
         num_layers=num_layers,
         k=k,
@@ -102,7 +110,11 @@ def random_traces(
         text_ids=[f"toy/{n}" for n in range(texts)],
         tasks=[TASKS[n % len(TASKS)] for n in range(texts)],
         ends=ends,
-        prompt_tokens=[rng.integers(1, vocabulary, 3 + n % 4).astype(np.int32) for n in range(texts)],
+        prompt_tokens=[
+            None if n % 2 else rng.integers(1, vocabulary, length).astype(np.int32)
+            for n, length in enumerate(prompt_lengths)
+        ],
+        prompt_lengths=prompt_lengths,
         prompts=[None if n % 2 else f"prompt {n}" for n in range(texts)],
         sources=[f"toy:{n}" for n in range(texts)],
     )
@@ -132,12 +144,14 @@ def written_traces(
     entropy is (10 t + i) / 50.
     """
     length, m, k = len(tokens), len(depths), 8
+    budget = max_new_tokens or length
+    context_limit = length + 2 if end == "context" else budget + 10
     row, index = np.arange(length)[:, None], np.arange(m)[None, :]
     steps = 2.0 * np.arange(k)
     token = np.array(tokens, dtype=np.int32)
     top_ids = np.array(proposals, dtype=np.int32)[:, :, None] + 100 * np.arange(k, dtype=np.int32)
     return TraceSet(
-        manifest={**_manifest(num_layers, depths, k, max_new_tokens or length), "texts": 1},
+        manifest={**_manifest(num_layers, depths, k, budget, context_limit), "texts": 1},
         depths=tuple(depths),
         num_layers=num_layers,
         k=k,
@@ -154,6 +168,7 @@ def written_traces(
         tasks=["function"],
         ends=[end],
         prompt_tokens=[np.array([5, 6, 7], dtype=np.int32)],
+        prompt_lengths=[3],
         prompts=["by hand"],
         sources=["toy:written"],
     )
@@ -170,7 +185,7 @@ def store_traces(folder: Path, traces: TraceSet, *, texts_per_shard: int = 2) ->
 def open_writer(folder: Path, traces: TraceSet, **changes: Any) -> TraceWriter:
     """A writer with the settings of this set, but for `changes`."""
     names = ("model", "model_hash", "num_layers", "depths", "eos_token_ids", "max_new_tokens")
-    names += ("head", "dtype", "k")
+    names += ("context_limit", "head", "dtype", "k")
     return TraceWriter(folder, **{**{name: traces.manifest[name] for name in names}, **changes})
 
 
@@ -184,6 +199,7 @@ def text_arguments(traces: TraceSet, text: int) -> dict[str, Any]:
         "source": traces.sources[text],
         "prompt": traces.prompts[text],
         "prompt_tokens": traces.prompt_tokens[text],
+        "prompt_length": traces.prompt_lengths[text],
         "end": traces.ends[text],
         **{name: getattr(traces, name)[rows] for name in arrays},
     }

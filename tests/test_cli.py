@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,16 +24,6 @@ from sde_gym.settings import setting
 from sde_gym.terminal import INTERRUPTED, SentenceGroup, progress_bars, results_table
 
 LAYERS = 4
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """`--threads` is global to the process: put it back."""
-    import torch
-
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -123,17 +113,8 @@ def test_limit_and_default_depths(tiny_model: Path, prompt_file: Path, tmp_path:
 
 
 def test_generate_is_the_same_text_plainly_and_speculatively(tiny_model: Path) -> None:
-    common = (
-        "generate",
-        "--model",
-        tiny_model,
-        "--prompt",
-        "def f(x):",
-        "--max-new-tokens",
-        12,
-        "--threads",
-        1,
-    )
+    common = ("generate", "--model", tiny_model, "--prompt", "def f(x):", "--max-new-tokens", 12,
+              "--threads", 1)  # fmt: skip
     plain, static = run(*common), run(*common, "--exit-depth", 2, "--draft-length", 3)
     assert plain.exit_code == static.exit_code == 0, plain.output + static.output
     assert plain.stdout.startswith("def f(x):")
@@ -152,21 +133,12 @@ def test_record_train_generate(tiny_model: Path, prompt_file: Path, tmp_path: Pa
         "--max-new-tokens", 10, "--threads", 1)  # fmt: skip
     trained = run(
         "train", "--traces", traces, "--out", policy, "--episodes", 8, "--gradient-steps", 4,
-        "--evaluate-every", 2, "--hidden", "8", "--batch-size", 4,
+        "--evaluate-every", 2, "--hidden", "8", "--batch-size", 4, "--threads", 1,
     )  # fmt: skip
     assert trained.exit_code == 0, trained.output
     assert re.search(r"policy of step [24], mean return -?[\d.]+", trained.stdout)
-    common = (
-        "generate",
-        "--model",
-        tiny_model,
-        "--prompt",
-        "def f(x):",
-        "--max-new-tokens",
-        10,
-        "--threads",
-        1,
-    )
+    common = ("generate", "--model", tiny_model, "--prompt", "def f(x):", "--max-new-tokens", 10,
+              "--threads", 1)  # fmt: skip
     learned = run(*common, "--policy", policy)
     assert learned.exit_code == 0, learned.output
     assert learned.stdout == run(*common).stdout
@@ -214,7 +186,8 @@ def test_train_lm_passes_its_settings_on(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_generate_takes_a_prompt_from_a_file(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("x = [1]\n")
-    result = run("generate", "--model", tiny_model, "--prompt-file", path, "--max-new-tokens", 2)
+    result = run("generate", "--model", tiny_model, "--prompt-file", path, "--max-new-tokens", 2,
+                 "--threads", 1)  # fmt: skip
     assert result.stdout.startswith("x = [1]\n")
 
 
@@ -340,6 +313,26 @@ def test_prompt_that_is_not_utf8(tmp_path: Path) -> None:
     assert "not UTF-8 text (byte 3)" in refused("generate", "--prompt-file", path)
 
 
+def test_a_prompt_with_half_a_surrogate_pair(tiny_model: Path) -> None:
+    # What Python makes of a byte on the command line that is not UTF-8.
+    for prompt in ("\udcff", "def f(\ud800):"):
+        assert "surrogate" in refused("generate", "--model", tiny_model, "--prompt", prompt)
+
+
+def test_a_demo_that_fails_late_is_one_sentence(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("d3rlpy")
+    test_prompts = tmp_path / "long.jsonl"
+    test_prompts.write_text(json.dumps({"prompt": "<>" * 100}) + "\n")  # the context holds 128 tokens
+    out = tmp_path / "demo"
+    message = refused(
+        "demo", "--out", out, "--model", tiny_model, "--train-prompts", prompt_file,
+        "--test-prompts", test_prompts, "--max-new-tokens", 8, "--depths", "1,2",
+        "--gradient-steps", 2, "--episodes", 4, "--threads", 1,
+    )  # fmt: skip
+    assert "context" in message
+    assert (out / "policy").is_dir()  # the stages before were over
+
+
 def test_unknown_prompt_id(prompt_file: Path) -> None:
     message = refused("prompts", prompt_file, "--show", "three")
     assert "'three'" in message
@@ -363,6 +356,9 @@ def test_options_that_do_not_exist_or_do_not_fit(tmp_path: Path) -> None:
     assert "Missing option '--out'" in usage_error("train-lm")
     assert "Invalid value for '--layers'" in usage_error("train-lm", "--out", tmp_path, "--layers", "x")
     assert "Invalid value for '--limit'" in usage_error("record", "--out", tmp_path, "--limit", 0)
+    few = usage_error("record", "--out", tmp_path, "--max-new-tokens", 1)
+    assert "Invalid value for '--max-new-tokens'" in few
+    assert "x>=2" in few
 
 
 # How the command line is made
@@ -377,7 +373,7 @@ def test_help_of_every_command() -> None:
         assert "Usage: sde-gym" in result.stdout
 
 
-def test_help_is_quick_and_loads_no_heavy_library() -> None:
+def test_help_loads_no_heavy_library() -> None:
     heavy = ("torch", "transformers", "pyarrow", "matplotlib", "d3rlpy")
     code = (
         "import sys, sde_gym.cli\nsys.argv = ['sde-gym', '--help']\ntry:\n    sde_gym.cli.main()\n"
@@ -427,7 +423,6 @@ def stage_app(body: Any) -> tuple[typer.Typer, list[Any]]:
         body()
 
     settings_command(stage, "stage", f"{__name__}:StageSettings")(command)
-    sys.modules.setdefault(__name__, sys.modules[StageSettings.__module__])
     return stage, calls
 
 
@@ -464,6 +459,36 @@ def test_an_interrupt_is_one_sentence() -> None:
     assert result.exit_code == INTERRUPTED
     assert "interrupted" in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_warnings_of_the_package_are_one_plain_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import warnings
+
+    from sde_gym.prompts import library
+
+    _, references = library.read_references()
+    some = [one for one in references if one.module in ("queue.py", "heapq.py", "shlex.py", "token.py")]
+    wrong = [dataclasses.replace(one, sha256="0" * 16) for one in some[:1]]
+    monkeypatch.setattr(library, "read_references", lambda: ({}, wrong + some[1:]))
+    monkeypatch.setattr(library, "MINIMUM_PER_SPLIT", 1)
+    library._load_once.cache_clear()
+    before = warnings.showwarning
+    try:
+        result = run("prompts", "stdlib")
+    finally:
+        library._load_once.cache_clear()
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch(
+        rf"note: \d+ of {len(some)} prompts differ in this interpreter's library .*\n", result.stderr
+    )
+    assert warnings.showwarning is before
+
+    def foreign() -> None:
+        warnings.warn("of others", stacklevel=1)
+
+    stage, _ = stage_app(foreign)
+    with pytest.warns(UserWarning, match="of others"):
+        assert "note:" not in CliRunner().invoke(stage, ["stage"]).stderr
 
 
 def test_a_fault_keeps_its_traceback() -> None:

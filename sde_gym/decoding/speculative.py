@@ -21,8 +21,8 @@ from sde_gym.errors import InputError
 from sde_gym.models.heads import summarise
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.sequence import Sequence
-from sde_gym.policies.controller import Controller, RoundOutcome, View
-from sde_gym.policies.observation import Action, Phase, observation_rows
+from sde_gym.policies.controller import Controller, RoundOutcome, View, feature_settings
+from sde_gym.policies.observation import HEAD_FEATURES, Action, Phase, observation_rows
 
 _LANE = np.zeros(1, np.int64)
 
@@ -36,8 +36,8 @@ def speculative(
     max_new_tokens: int,
     *,
     max_draft: int = 12,
-    k: int = 5,
-    window: int = 8,
+    k: int | None = None,
+    window: int | None = None,
     text: int = 0,
 ) -> DecodeResult:
     """Greedy self-speculative decoding of one prompt.
@@ -49,16 +49,23 @@ def speculative(
         depths: candidate exit depths, increasing, below L.
         max_new_tokens: budget, at least 0.
         max_draft: most proposals in a round (LEDE's cap is 12).
-        k: tokens averaged by the `confidence` feature.
-        window: tokens averaged by the `trace` feature.
+        k: tokens averaged by the `confidence` feature; None takes what the controller was made
+            for, else 5.
+        window: tokens averaged by the `trace` feature; None likewise, else 8.
         text: number of the text, for controllers that draw random numbers.
 
     Returns:
         Tokens equal to `autoregressive`'s in float32.
     """
+    k, window = feature_settings(controller, k, window)
     if max_draft < 1 or k < 1 or window < 1:
         raise InputError(f"max_draft {max_draft}, k {k} and window {window} must all be at least 1")
     candidates = model.check_depths(depths)
+    columns = model.vocab_size if model.compact_vocabulary is None else len(model.compact_vocabulary)
+    if controller.observation and max(k, 2) > columns:
+        raise InputError(
+            f"k {k} exceeds the {columns} tokens of the exit heads; use a smaller k (at least 2)"
+        )
     budget = check_request(model, prompt, max_new_tokens)
     result = DecodeResult(model.num_layers)
     controller.bind(candidates, model.num_layers, max_draft)
@@ -93,6 +100,7 @@ class _Decoder:
         self.result = result
         self.names = controller.observation
         self.needs_trace = "trace" in self.names
+        self.free_columns = [n for n, name in enumerate(self.names) if name not in HEAD_FEATURES]
         self.surprise: list[float] = []  # -log p(top-1) of every token of the hypothesis, by text position
         self.drafted = self.accepted = 0
         self.text = np.array([text], np.int64)
@@ -204,9 +212,21 @@ class _Decoder:
         if reads:
             self._advance(index)
             logits = self._logits(index)
+            if logits.device.type == "cuda":  # else the model's own time would count as the controller's
+                torch.cuda.synchronize(logits.device)
         started = time.perf_counter()
         if reads:
-            rows, proposal = self._observe(logits, phase, index, len(proposals), chain, previous)
+            ids, best, spread = summarise(logits, max(self.k, 2), self.vocabulary(index))
+            proposal = int(ids[0, 0])
+            top_logprobs = best.numpy() if best.device.type == "cpu" else best.cpu().numpy()
+            self._last_surprise = -float(top_logprobs[0, 0])
+            stable = phase == Phase.SELECT and previous == proposal
+            rows = self._observe(
+                self.names, phase, index, len(proposals), chain, top_logprobs, float(spread), stable
+            )
+        elif self.free_columns:  # what needs no head is shown all the same
+            names = tuple(self.names[column] for column in self.free_columns)
+            rows[:, self.free_columns] = self._observe(names, phase, index, len(proposals), chain)
         view = View(
             np.array([phase], np.int64),
             np.array([index], np.int64),
@@ -222,33 +242,31 @@ class _Decoder:
         return action, proposal
 
     def _observe(
-        self, logits: torch.Tensor, phase: Phase, index: int, length: int, chain: float, previous: int | None
-    ) -> tuple[np.ndarray, int]:
-        """The observation row (1, f) and the proposal, from one pass over the logits."""
-        depth = self.depths[index]
-        vocabulary = self.model.heads.vocabulary(depth)
-        ids, best, entropy = summarise(logits, min(max(self.k, 2), logits.shape[-1]), vocabulary)
-        proposal = int(ids[0, 0])
-        top_logprobs = best.numpy() if best.device.type == "cpu" else best.cpu().numpy()
-        self._last_surprise = -float(top_logprobs[0, 0])
+        self, names: tuple[str, ...], phase: Phase, index: int, length: int, chain: float,
+        top_logprobs: np.ndarray | None = None, entropy: float | None = None, stable: bool = False,
+    ) -> np.ndarray:  # fmt: skip
+        """The observation row, float32 (1, len(names))."""
         recent = self.surprise[-self.window :]
-        rows = observation_rows(
-            self.names,
+        return observation_rows(
+            names,
             1,
             top_logprobs=top_logprobs,
-            entropy=float(entropy),
+            entropy=entropy,
             trace=sum(recent) / len(recent) if recent else 0.0,
-            depth=depth,
+            depth=self.depths[index],
             num_layers=self.model.num_layers,
             phase=int(phase),
             draft_length=length,
             max_draft=self.max_draft,
-            stable=float(phase == Phase.SELECT and previous == proposal),
+            stable=float(stable),
             acceptance=self.accepted / self.drafted if self.drafted else 1.0,
             chain=chain,
             k=self.k,
         )
-        return rows, proposal
+
+    def vocabulary(self, index: int) -> torch.Tensor | None:
+        """Full-vocabulary ids of the head's columns at candidate depth `index`."""
+        return self.model.heads.vocabulary(self.depths[index])
 
     _last_surprise = 0.0
 
@@ -259,7 +277,7 @@ class _Decoder:
         if self.needs_trace or "chain" in self.names:
             self._last_surprise = _surprise(logits)[0]
         column = int(logits.argmax())
-        vocabulary = self.model.heads.vocabulary(self.depths[index])
+        vocabulary = self.vocabulary(index)
         return column if vocabulary is None else int(vocabulary[column])
 
     def _advance(self, index: int) -> None:

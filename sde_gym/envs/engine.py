@@ -70,7 +70,7 @@ class ReplayEngine:
         reward: "lede", "speed", "module:function" or a callable of `StepOutcome`.
         credit: "immediate" or "round".
         k: log-probabilities averaged by `confidence`, 1..traces.k.
-        window: tokens averaged by `trace`, at least 1.
+        window: tokens averaged by `trace`, at least 1; fewer where the text has not that many yet.
         max_draft: cap on the proposals of a round, at least 1.
         max_new_tokens: token budget, at least 2; the recorded one if not given. More than was
             recorded only if no text ended by its budget.
@@ -135,8 +135,11 @@ class ReplayEngine:
         self._counters = {name: np.zeros(n, dtype=np.int64) for name in COUNTERS}
         # Entry x modulo the size is the sum of the surprises of the hypothesis' first x tokens, so
         # a window's mean is one difference and a rollback is nothing but overwriting. The size
-        # covers a window behind the opening of a round and the longest draft after it.
-        size = 1 << (self.window + self.max_draft + 2).bit_length()
+        # covers a window behind the opening of a round and the longest draft after it, and needs
+        # to cover no more than the longest text.
+        longest = int(self.tables.limit.max(initial=0))
+        self._reach = min(self.window, longest + 1)
+        size = 1 << (min(self.window + self.max_draft, longest) + 2).bit_length()
         self._sums = np.zeros((n, size), dtype=np.float64)
         self._wrap = size - 1
 
@@ -305,7 +308,7 @@ class ReplayEngine:
         if self._stable_column is not None:
             rows[phase == Phase.DRAFT, self._stable_column] = 0.0
         if self._running_names:
-            oldest = np.maximum(position - self.window, 0)
+            oldest = np.maximum(position - self._reach, 0)
             window_sum = self._sums[lane, position & self._wrap] - self._sums[lane, oldest & self._wrap]
             rows[:, self._running_columns] = observation_rows(
                 self._running_names,

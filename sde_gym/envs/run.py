@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from sde_gym.envs.arguments import indices
 from sde_gym.envs.engine import COUNTERS, ReplayEngine
 from sde_gym.errors import InputError
-from sde_gym.policies.controller import Controller, RoundOutcome
-from sde_gym.policies.observation import Action
+from sde_gym.policies.controller import Controller, RoundOutcome, feature_settings
+from sde_gym.policies.observation import HEAD_FEATURES, Action, Phase
 from sde_gym.traces import TraceSet
 
 
@@ -106,17 +106,23 @@ def run_controller(
         traces: recorded texts.
         controller: bound and reset here; its features are the observation.
         texts: indices, none twice; all that are episodes if not given.
-        **settings: of `ReplayEngine`, but `observation` and `lanes`.
+        **settings: of `ReplayEngine`, but `observation` and `lanes`. `k` and `window` are the
+            controller's own if not given.
 
     Raises:
         InputError: no text, a text that there is not, a setting out of range, or a controller
             that does not fit.
     """
+    settings["k"], settings["window"] = feature_settings(
+        controller, settings.get("k"), settings.get("window")
+    )
     chosen = chosen_texts(ReplayEngine(traces, observation=(), **settings), texts)
     engine = ReplayEngine(traces, observation=controller.observation, lanes=chosen.size, **settings)
     controller.bind(engine.depths, engine.num_layers, engine.max_draft)
     m = len(engine.depths)
     reads = np.array([[controller.reads(phase, index) for index in range(m)] for phase in (0, 1)], dtype=bool)
+
+    hidden = _hidden_columns(controller.observation, reads)
 
     lanes = np.arange(chosen.size, dtype=np.int64)
     returns = np.zeros(chosen.size)
@@ -126,6 +132,7 @@ def run_controller(
     controller.reset(lanes)
     while lanes.size:
         view = engine.view(lanes, observation)
+        observation[hidden[view.phase, view.depth_index]] = 0.0
         actions = np.asarray(controller.act(view))
         observation, reward, terminated, outcome = engine.step(actions, lanes)
         returns[lanes] += reward
@@ -149,6 +156,17 @@ def run_controller(
         exits=exits,
         **counters,
     )
+
+
+def _hidden_columns(names: tuple[str, ...], reads: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Columns that are 0 for want of a head, bool (2, m, f), where `reads`, bool (2, m), says which are read."""
+    hidden = np.zeros((*reads.shape, len(names)), dtype=bool)
+    for column, name in enumerate(names):
+        if name in HEAD_FEATURES:
+            hidden[:, :, column] = ~reads
+        if name == "stable":
+            hidden[Phase.SELECT, 1:, column] |= ~reads[Phase.SELECT, :-1]
+    return hidden
 
 
 def chosen_texts(engine: ReplayEngine, texts: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from sde_gym.policies.observation import observation_rows
 from sde_gym.traces import TraceSet
+from sde_gym.traces.schema import text_budget
 
 RECORDED_FEATURES = ("confidence", "entropy", "top1", "margin", "stable")
 """Features that depend on the trace's row and the depth alone, not on how one got there."""
@@ -32,7 +33,7 @@ class Tables:
         final_surprise: float64 (P,), -log p of the last layer's best token, nats.
         start: int64 (N + 1,), first row of each text.
         limit: int64 (N,), tokens of each text that are replayed.
-        budget: int64 (N,), tokens that its budget allows, at least `limit`.
+        budget: int64 (N,), tokens that its budget and the context limit allow, at least `limit`.
         playable: bool (N,), whether it is an episode: at least one token is decided on.
         names: those of `RECORDED_FEATURES` that were asked for.
         features: float32 (P m, len(names)), clipped.
@@ -51,9 +52,8 @@ class Tables:
         self.surprise = -logprobs[:, :, 0].astype(np.float64).ravel()
         self.final_surprise = -traces.final_logprobs[:, 0].astype(np.float64)
         self.start = traces.start
-        ended = np.array([end == "eos" for end in traces.ends], dtype=bool)
         self.limit = np.minimum(traces.lengths, max_new_tokens)
-        self.budget = np.where(ended, max_new_tokens, self.limit)
+        self.budget = text_budget(max_new_tokens, traces.manifest["context_limit"], traces.prompt_lengths)
         self.playable = self.limit >= 2
 
         self.names = tuple(name for name in names if name in RECORDED_FEATURES)

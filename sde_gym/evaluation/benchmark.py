@@ -1,15 +1,15 @@
 """Wall-clock comparison: every method on the same prompts, in one process, interleaved.
 
-The methods take turns prompt by prompt, so that a slow minute of the machine hits all of
-them alike; the first prompt is run once by every method before the clock counts. Prefill
-is timed apart: a rate is tokens after the first emission over the time after it.
+The methods take turns prompt by prompt, in an order drawn afresh for each prompt, so that a
+slow minute of the machine, or a cache that another method warmed, hits all of them alike;
+the first prompt is run once by every method before the clock counts. Prefill is timed apart:
+a rate is tokens after the first emission over the time after it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from sde_gym.decoding import autoregressive, speculative
-from sde_gym.decoding.result import DecodeResult, Round
+from sde_gym.decoding.result import DecodeResult, Round, check_request
 from sde_gym.errors import InputError
+from sde_gym.models.checkpoint import quiet_transformers
 from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.controller import Controller
 
-#: Decodes one prompt (token ids) to a result whose times are filled in.
-Method = Callable[[list[int]], DecodeResult]
+#: Decodes one prompt (token ids, number of the prompt) to a result whose times are filled in.
+Method = Callable[[list[int], int], DecodeResult]
 
 
 @dataclass(frozen=True)
@@ -49,19 +50,21 @@ class Measurement:
 
 def ar_method(model: LayeredModel, max_new_tokens: int) -> Method:
     """Our own autoregressive decoder."""
-    return lambda prompt: autoregressive(model, prompt, max_new_tokens)
+    return lambda prompt, number: autoregressive(model, prompt, max_new_tokens)
 
 
 def controller_method(
     model: LayeredModel, controller: Controller, depths: Sequence[int], max_new_tokens: int, **options: int
 ) -> Method:
     """Our speculative decoder under a controller; `options` as for `speculative`."""
-    return lambda prompt: speculative(model, prompt, controller, depths, max_new_tokens, **options)
+    return lambda prompt, number: speculative(
+        model, prompt, controller, depths, max_new_tokens, text=number, **options
+    )
 
 
 def generate_method(model: LayeredModel, max_new_tokens: int) -> Method:
     """transformers' `generate`, greedy."""
-    return lambda prompt: _generate(model, prompt, max_new_tokens)[0]
+    return lambda prompt, number: _generate(model, prompt, max_new_tokens)[0]
 
 
 def assistant_early_exit_method(
@@ -69,20 +72,21 @@ def assistant_early_exit_method(
 ) -> Method:
     """transformers' own self-speculation, `generate(assistant_early_exit=exit_depth)`.
 
-    The draft length and a constant schedule are set on the generation config for the call,
-    since `generate` ignores them as arguments.
+    The draft length and a constant schedule are put into the generation config, since `generate`
+    ignores them as arguments. An exception while it drafts would leave the model cut off at
+    `exit_depth`; its number of layers is restored here.
     """
     if not 1 <= exit_depth < model.num_layers:
         raise InputError(f"exit_depth {exit_depth} must lie in 1..{model.num_layers - 1}")
-    draft = {
-        "num_assistant_tokens": draft_length,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
 
-    def decode(prompt: list[int]) -> DecodeResult:
-        with _generation_config(model.hf, draft):
-            result, emissions = _generate(model, prompt, max_new_tokens, assistant_early_exit=exit_depth)
+    def decode(prompt: list[int], number: int) -> DecodeResult:
+        layers = model.hf.config.num_hidden_layers
+        try:
+            result, emissions = _generate(
+                model, prompt, max_new_tokens, exit_depth=exit_depth, draft_length=draft_length
+            )
+        finally:
+            model.hf.config.num_hidden_layers = layers
         emitted = 0
         for count in emissions:  # one emission a round: the accepted drafts and one token more
             drafted = min(draft_length, max_new_tokens - emitted - 1)
@@ -92,19 +96,6 @@ def assistant_early_exit_method(
         return result
 
     return decode
-
-
-@contextmanager
-def _generation_config(hf: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Set values on the model's generation config, and restore it whatever happens."""
-    before = {name: getattr(hf.generation_config, name, None) for name in values}
-    for name, value in values.items():
-        setattr(hf.generation_config, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(hf.generation_config, name, value)
 
 
 class _Emissions:
@@ -130,23 +121,44 @@ class _Emissions:
 
 @torch.inference_mode()
 def _generate(
-    model: LayeredModel, prompt: list[int], max_new_tokens: int, **options: Any
+    model: LayeredModel,
+    prompt: list[int],
+    max_new_tokens: int,
+    exit_depth: int | None = None,
+    draft_length: int = 0,
 ) -> tuple[DecodeResult, list[int]]:
-    """A result, and how many tokens came out at a time."""
+    """A result, and how many tokens came out at a time.
+
+    The checkpoint's own generation config is set aside for the call: a repetition penalty or the
+    like would make another text than greedy decoding's.
+    """
+    from transformers import GenerationConfig
+
+    result = DecodeResult(model.num_layers)
+    budget = check_request(model, prompt, max_new_tokens)
+    if budget == 0:
+        return result, []
+    ends = list(model.eos_token_ids)
+    plain = GenerationConfig(
+        do_sample=False, max_new_tokens=budget, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0
+    )
+    options: dict[str, int] = {}
+    if exit_depth is not None:
+        options["assistant_early_exit"] = exit_depth
+        plain.num_assistant_tokens = draft_length
+        plain.num_assistant_tokens_schedule = "constant"
+        plain.assistant_confidence_threshold = 0.0
     ids = torch.tensor([prompt], device=model.device)
     streamer = _Emissions()
-    started = time.perf_counter()
-    output = model.hf.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        pad_token_id=model.eos_token_ids[0] if model.eos_token_ids else 0,
-        streamer=streamer,
-        **options,
-    )
-    finished = time.perf_counter()
-    result = DecodeResult(model.num_layers)
+    before = model.hf.generation_config
+    model.hf.generation_config = plain
+    try:
+        with quiet_transformers():
+            started = time.perf_counter()
+            output = model.hf.generate(ids, attention_mask=torch.ones_like(ids), streamer=streamer, **options)
+            finished = time.perf_counter()
+    finally:
+        model.hf.generation_config = before
     for token in output[0, len(prompt) :].tolist():
         result.emit(token, model.num_layers, "final")
     if streamer.counts:
@@ -162,7 +174,9 @@ def measure(
     *,
     baseline: str = "ar",
     repeats: int = 1,
+    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    sink: Callable[[Measurement], None] | None = None,
 ) -> tuple[list[Measurement], dict[str, dict[str, DecodeResult]]]:
     """Run all methods over all prompts, `repeats` times.
 
@@ -171,7 +185,9 @@ def measure(
         prompts: (id, task, token ids).
         baseline: the method that outputs are compared with.
         repeats: whole passes over the prompts.
+        seed: of the order in which the methods take turns.
         progress: called with prompts done and prompts in all (over all repeats).
+        sink: given every row as soon as it is measured.
 
     Returns:
         One row per (method, prompt, repeat), and the last result of each method and prompt.
@@ -183,16 +199,18 @@ def measure(
     rows: list[Measurement] = []
     outputs: dict[str, dict[str, DecodeResult]] = {name: {} for name in methods}
     for method in methods.values():  # warm-up, not counted
-        method(prompts[0][2])
+        method(prompts[0][2], 0)
     names = list(methods)
     for repeat in range(repeats):
         for number, (prompt_id, task, ids) in enumerate(prompts):
-            turn = (number + repeat) % len(names)  # no method always follows the same one
-            results = {name: methods[name](ids) for name in names[turn:] + names[:turn]}
+            turns = np.random.default_rng((seed, repeat, number)).permutation(len(names))
+            results = {names[turn]: methods[names[turn]](ids, number) for turn in turns}
             reference = results[baseline].tokens
             for name in names:
                 outputs[name][prompt_id] = results[name]
                 rows.append(_row(name, prompt_id, task, repeat, results[name], reference))
+                if sink is not None:
+                    sink(rows[-1])
             if progress is not None:
                 progress(repeat * len(prompts) + number + 1, repeats * len(prompts))
     return rows, outputs
@@ -226,20 +244,21 @@ def summarise_rows(rows: Sequence[Measurement], baseline: str = "ar") -> list[di
 
     Rates are total tokens over total seconds; the speed-up is the ratio to the baseline's
     rate of the same repeat, averaged over repeats, with the lowest and highest beside it.
-    Acceptance, exit depth and draft length are None for methods that do not draft, or do
-    not tell.
+    What was not measured is None: rates where no token was timed; acceptance, exit depth
+    and draft length of methods that do not draft.
     """
     repeats = sorted({row.repeat for row in rows})
 
-    def rate(method: str, repeat: int | None = None) -> float:
+    def rate(method: str, repeat: int | None = None) -> float | None:
         chosen = [r for r in rows if r.method == method and (repeat is None or r.repeat == repeat)]
-        seconds = sum(r.decode_seconds for r in chosen)
-        return sum(r.timed_tokens for r in chosen) / seconds if seconds > 0 else 0.0
+        seconds, tokens = sum(r.decode_seconds for r in chosen), sum(r.timed_tokens for r in chosen)
+        return tokens / seconds if seconds > 0 and tokens > 0 else None
 
     table: list[dict[str, Any]] = []
     for method in dict.fromkeys(row.method for row in rows):
         chosen = [row for row in rows if row.method == method]
-        ratios = [rate(method, r) / rate(baseline, r) for r in repeats if rate(baseline, r) > 0]
+        pairs = [(rate(method, r), rate(baseline, r)) for r in repeats]
+        ratios = [ours / theirs for ours, theirs in pairs if ours is not None and theirs is not None]
         drafted = sum(r.drafted for r in chosen)
         rounds = sum(r.drafting_rounds for r in chosen)
         decode = sum(r.decode_seconds for r in chosen)
@@ -247,8 +266,8 @@ def summarise_rows(rows: Sequence[Measurement], baseline: str = "ar") -> list[di
             {
                 "method": method,
                 "tokens_per_second": rate(method),
-                "speedup": float(np.mean(ratios)) if ratios else 0.0,
-                "speedup_range": [min(ratios), max(ratios)] if ratios else [0.0, 0.0],
+                "speedup": float(np.mean(ratios)) if ratios else None,
+                "speedup_range": [min(ratios), max(ratios)] if ratios else None,
                 "acceptance_rate": sum(r.accepted for r in chosen) / drafted if drafted else None,
                 "mean_exit_depth": sum(r.exit_depth_sum for r in chosen) / rounds if rounds else None,
                 "mean_draft_length": drafted / rounds if rounds else None,

@@ -9,6 +9,8 @@ model's own training.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import shlex
@@ -18,8 +20,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
-
-import torch
 
 import sde_gym
 from sde_gym.decoding import DecodeResult
@@ -31,7 +31,6 @@ from sde_gym.evaluation.benchmark import (
     controller_method,
     generate_method,
     measure,
-    rows_as_dicts,
     summarise_rows,
 )
 from sde_gym.evaluation.picture import picture
@@ -41,12 +40,20 @@ from sde_gym.evaluation.static import best_static
 from sde_gym.files import write_json
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.loading import load_model
+from sde_gym.models.threads import torch_threads
 from sde_gym.offline import DQNSettings, train_policy
+from sde_gym.offline.backend import import_d3rlpy
 from sde_gym.policies.files import load_policy
 from sde_gym.policies.rules import StaticController
 from sde_gym.prompts import Prompt, load_prompts
 from sde_gym.settings import setting
-from sde_gym.traces.recorder import record
+from sde_gym.traces.recorder import DEFAULT_NEW_TOKENS, record
+
+#: Training prompts on which static settings are timed.
+TUNING_PROMPTS = 8
+
+#: What a finished run adds to its folder; removed when another run begins there.
+RESULT_FILES = ("results.json", "report.html", "report.png", "measurements.jsonl")
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class DemoSettings:
     test_prompts: str = setting("stdlib:held-out", "prompt set or JSONL file to measure on")
     train_limit: int = setting(96, "prompts recorded")
     test_limit: int = setting(16, "prompts measured")
-    max_new_tokens: int = setting(96, "tokens generated per prompt")
+    max_new_tokens: int = setting(DEFAULT_NEW_TOKENS, "tokens generated per prompt")
     depths: tuple[int, ...] = setting((2, 3, 4, 6), "candidate exit depths offered to the policy")
     gradient_steps: int = setting(10_000, "gradient steps of the offline DQN")
     episodes: int = setting(600, "exploratory episodes in the replay buffer")
@@ -97,15 +104,24 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
         InputError: a setting, prompt file or model that does not fit, or an `out` that holds
             the traces of another run.
     """
-    torch.set_num_threads(settings.threads)
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "settings.json", asdict(settings))
+    with torch_threads(settings.threads):
+        return _run(settings, out, progress)
+
+
+def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any]:
     started = datetime.now(UTC)
+    # Everything that can be refused is refused before anything is written.
+    dqn = DQNSettings(episodes=settings.episodes, gradient_steps=settings.gradient_steps, seed=settings.seed)
+    import_d3rlpy()
     model = load_model(settings.model)
     model.check_depths(settings.depths)
     train = load_prompts(settings.train_prompts)[: settings.train_limit]
     test = _unseen(load_prompts(settings.test_prompts), train)[: settings.test_limit]
+    encoded_test = _encoded(model, test)
+    encoded_train = _encoded(model, train[:TUNING_PROMPTS])
+    tokens = settings.max_new_tokens
 
+    out.mkdir(parents=True, exist_ok=True)
     stage = "record traces"
     progress(stage, 0, len(train))
     traces = record(
@@ -113,11 +129,13 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
         train,
         out / "traces",
         settings.depths,
-        max_new_tokens=settings.max_new_tokens,
-        progress=lambda done, total, tokens: progress(stage, done, total, f"{tokens} tokens"),
+        max_new_tokens=tokens,
+        progress=lambda done, total, count: progress(stage, done, total, f"{count} tokens"),
     )
+    for stale in RESULT_FILES:  # of an earlier run with this folder
+        (out / stale).unlink(missing_ok=True)
+    write_json(out / "settings.json", asdict(settings))
 
-    dqn = DQNSettings(episodes=settings.episodes, gradient_steps=settings.gradient_steps, seed=settings.seed)
     progress("train the policy", 0, dqn.gradient_steps)
     train_policy(
         traces,
@@ -125,20 +143,17 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
         dqn,
         progress=lambda done, total, metrics: progress("train the policy", done, total, _note(metrics)),
     )
-    torch.set_num_threads(settings.threads)
     policy = load_policy(out / "policy" / "policy")
 
-    encoded_train = [(p.id, p.task, model.encode(p.text)) for p in train[:8]]
     progress("tune the static setting", 0, len(encoded_train))
     static, timed = best_static(
         model,
         traces,
         encoded_train,
-        settings.max_new_tokens,
+        tokens,
         progress=lambda done, total: progress("tune the static setting", done, total),
     )
 
-    tokens = settings.max_new_tokens
     methods: dict[str, Method] = {
         "ar": ar_method(model, tokens),
         "generate": generate_method(model, tokens),
@@ -150,14 +165,17 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
         ),
         "lede": controller_method(model, policy, traces.depths, tokens),
     }
-    encoded_test = [(p.id, p.task, model.encode(p.text)) for p in test]
     progress("measure", 0, len(test) * settings.repeats)
-    raw, outputs = measure(
-        methods,
-        encoded_test,
-        repeats=settings.repeats,
-        progress=lambda done, total: progress("measure", done, total),
-    )
+    log = (out / "measurements.jsonl").open("w", encoding="utf-8")
+    with log:
+        raw, outputs = measure(
+            methods,
+            encoded_test,
+            repeats=settings.repeats,
+            seed=settings.seed,
+            progress=lambda done, total: progress("measure", done, total),
+            sink=lambda row: print(json.dumps(asdict(row)), file=log, flush=True),
+        )
     rows = summarise_rows(raw)
     for row in rows:
         if row["method"] in ("static", "assistant_early_exit"):
@@ -171,15 +189,15 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
              "measured_speedup": speed}
             for s, speed in timed
         ],
-        "prompts": {"recorded": len(train), "measured": len(test), "recorded_tokens": len(traces.token)},
-        "hardware": hardware(settings.threads),
+        "prompts": {"recorded": len(train), "measured": len(test), "recorded_tokens": len(traces.token),
+                    "recorded_sha256": _digest(train), "measured_sha256": _digest(test)},
+        "hardware": hardware(model, settings.threads),
         "versions": versions(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
         "command": command_line(settings),
     }  # fmt: skip
     write_json(out / "results.json", results)
-    write_json(out / "measurements.json", rows_as_dicts(raw))
     samples = _samples(model, test, outputs["lede"])
     write_report(out / "report.html", results, samples)
     picture(samples[:2], out / "report.png")
@@ -228,11 +246,30 @@ def _samples(model: LayeredModel, prompts: list[Prompt], results: Mapping[str, D
     return samples
 
 
+def _encoded(model: LayeredModel, prompts: list[Prompt]) -> list[tuple[str, str, list[int]]]:
+    """(id, task, token ids) of prompts; an error names the prompt."""
+    encoded = []
+    for prompt in prompts:
+        try:
+            encoded.append((prompt.id, prompt.task, model.encode(prompt.text)))
+        except InputError as error:
+            raise InputError(f"prompt {prompt.id!r}: {error}") from None
+    return encoded
+
+
+def _digest(prompts: list[Prompt]) -> str:
+    """16 hex digits that identify a list of prompts: equal where figures may be compared."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(f"{prompt.id}\0{prompt.text}\0".encode())
+    return digest.hexdigest()[:16]
+
+
 def _note(metrics: Mapping[str, float]) -> str:
     return f"return {metrics['return']:.1f}" if "return" in metrics else ""
 
 
-def hardware(threads: int) -> dict[str, Any]:
+def hardware(model: LayeredModel, threads: int) -> dict[str, Any]:
     """What the figures were measured on."""
     name = platform.processor() or platform.machine()
     try:
@@ -241,7 +278,13 @@ def hardware(threads: int) -> dict[str, Any]:
         name = models[0] if models else name
     except OSError:  # not Linux
         pass
-    return {"cpu": name, "cores": os.cpu_count(), "threads": threads, "dtype": "float32", "device": "cpu"}
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+    }
 
 
 def versions() -> dict[str, str]:

@@ -122,6 +122,13 @@ class LayeredModel:
             raise InputError(f"model {self.name!r} has no tokenizer; pass token ids instead of text")
         if not isinstance(text, str) or not text:
             raise InputError(f"the prompt must be a non-empty string, not {text!r}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the prompt holds {text[error.start]!a} at character {error.start}, which is no "
+                "Unicode text; give it as UTF-8"
+            ) from None
         if getattr(self.tokenizer, "chat_template", None):
             ids = self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
@@ -141,14 +148,10 @@ class LayeredModel:
         text: str = self.tokenizer.decode([i for i in ids if i not in self.eos_token_ids])
         return text
 
-    def token_text(self, token: int) -> str:
-        """Text of one token alone (bytes that are no UTF-8 by themselves show as a replacement)."""
-        return str(self.tokenizer.decode([token])) if self.tokenizer is not None else str(token)
-
     def weights_hash(self) -> str:
         """16 hex digits that identify the weights.
 
-        Every tensor's name, shape and 4096 values spread evenly over it enter the hash:
+        Every tensor's name, shape and some thousands of values spread evenly over it enter the hash:
         quick at any size, and different for any two models that were trained apart.
         """
         if self._weights_hash is None:
@@ -162,9 +165,22 @@ class LayeredModel:
         return self._weights_hash
 
     def head_hash(self) -> str:
-        """16 hex digits that identify the exit heads' vocabulary, or "full"."""
+        """16 hex digits that identify the exit heads' vocabulary and adapters; "full" without either.
+
+        Raises:
+            InputError: an adapter that is no `torch.nn.Module`, so that nothing identifies it.
+        """
         ids = self.compact_vocabulary
-        return "full" if ids is None else hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()[:16]
+        if ids is None and not self.heads.adapters:
+            return "full"
+        digest = hashlib.sha256(b"" if ids is None else ids.cpu().numpy().tobytes())
+        for depth, adapter in sorted(self.heads.adapters.items()):
+            if not isinstance(adapter, torch.nn.Module):
+                raise InputError(f"the adapter at depth {depth} must be a torch.nn.Module to be identified")
+            for name, tensor in sorted(adapter.state_dict().items()):
+                digest.update(f"{depth}{name}{tuple(tensor.shape)}".encode())
+                digest.update(tensor.detach().to(torch.float32).cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def _eos_token_ids(hf: Any) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from sde_gym.models import corpus
 from sde_gym.models.card import STUBS, write_card
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.layered import LayeredModel
+from sde_gym.models.threads import torch_threads
 from sde_gym.settings import setting
 
 Progress = Callable[[dict[str, float]], None]
@@ -82,21 +83,27 @@ class LMTrainingSettings:
         for name in ("warmup", "decay", "distillation", "layer_dropout"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InputError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
-        if self.width % self.heads or self.heads % self.kv_heads:
+        if self.width % (2 * self.heads) or self.heads % self.kv_heads:
             raise InputError(
-                f"width {self.width} must be a multiple of heads {self.heads}, and heads a "
-                f"multiple of kv_heads {self.kv_heads}"
+                f"width {self.width} must be an even multiple of heads {self.heads} (rotary positions turn "
+                f"pairs), and heads a multiple of kv_heads {self.kv_heads}"
             )
         for depth in self.exit_depths():
             if not 1 <= depth < self.layers:
                 raise InputError(f"exit depth {depth} must lie in 1..{self.layers - 1}")
         if self.vocabulary < 257:
             raise InputError("vocabulary must be at least 257 (256 bytes and the end of text)")
+        if self.window_schedule()[0][0] != 0:
+            raise InputError(f"windows must begin at fraction 0, not {self.windows!r}")
         for _, length in self.window_schedule():
             if not 2 <= length <= min(self.positions, self.batch_tokens // 2):
                 raise InputError(
                     f"window length {length} must lie in 2..{min(self.positions, self.batch_tokens // 2)} "
                     "(at most `positions`, and two windows a step)"
+                )
+            if self.batch_tokens % length:
+                raise InputError(
+                    f"batch_tokens {self.batch_tokens} must be a multiple of the window {length}"
                 )
 
     def exit_depths(self) -> tuple[int, ...]:
@@ -128,7 +135,8 @@ def train_lm(
     """Train, resuming from `out/checkpoint` if it holds one, and save the model in `out`.
 
     Args:
-        settings: the recipe; must equal the checkpoint's, except for `tokens`.
+        settings: the recipe; must equal the checkpoint's, except for `tokens`, `decay`, `windows`,
+            `checkpoint_every` and `compile`.
         out: folder for `model.safetensors` (bfloat16), `config.json`, the tokenizer,
             `training.json` and `checkpoint/`.
         threads: torch threads.
@@ -138,7 +146,13 @@ def train_lm(
     Returns:
         The held-out measurements of `measure_lm`, also written to `training.json`.
     """
-    torch.set_num_threads(threads)
+    with torch_threads(threads):
+        return _train(settings, out, progress, root)
+
+
+def _train(
+    settings: LMTrainingSettings, out: Path, progress: Progress | None, root: Path | None
+) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     train_texts, test_texts = corpus.split_library(root)
     if not train_texts or not test_texts:
@@ -163,6 +177,10 @@ def train_lm(
         if trainer.step_number % settings.checkpoint_every == 0 or trainer.step_number == steps:
             trainer.save(out / "checkpoint")
             save_lm(model, out)
+    save_lm(model, out)
+    with torch.no_grad():  # what is measured and sampled are the weights as stored
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
     measured = measure_lm(model, tokenizer, test_stream, settings.exit_depths())
     measured |= {
         "trained_tokens": trainer.step_number * settings.batch_tokens,
@@ -244,8 +262,12 @@ def _tokenizer(settings: LMTrainingSettings, out: Path, texts: list[str]) -> Any
     from transformers import PreTrainedTokenizerFast
 
     path = out / "tokenizer.json"
-    if path.exists():
-        return Tokenizer.from_file(str(path))
+    if path.exists() and (out / "checkpoint" / "state.safetensors").exists():
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise InputError(f"{path}: not a tokenizer ({error}); remove the file or the folder") from error
+        return tokenizer
     tokenizer = corpus.train_tokenizer(texts, settings.vocabulary)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -393,13 +415,13 @@ class _Trainer:
             for index, state in optimiser.state_dict()["state"].items():
                 for key, value in state.items():
                     tensors[f"{name}.{index}.{key}"] = torch.as_tensor(value)
+        write_json(folder / "settings.json", asdict(self.settings))
         with atomic_path(folder / "state.safetensors") as temporary:
             save_file(tensors, temporary, metadata={"step": str(self.step_number)})
-        write_json(folder / "settings.json", asdict(self.settings))
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint; what may differ are the length and shape of the schedule."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         if not (folder / "state.safetensors").exists():
             return
@@ -412,9 +434,15 @@ class _Trainer:
                     f"{folder} was trained with {field.name}={saved.get(field.name)}, not {value}; "
                     "use the same settings or another output folder"
                 )
-        with safe_open(folder / "state.safetensors", "pt") as stored:  # type: ignore[no-untyped-call]
-            self.step_number = int(stored.metadata()["step"])
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        try:
+            with safe_open(folder / "state.safetensors", "pt") as stored:  # type: ignore[no-untyped-call]
+                self.step_number = int(stored.metadata()["step"])
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise InputError(
+                f"{folder / 'state.safetensors'}: truncated or damaged ({error}); "
+                "remove the folder to start anew"
+            ) from error
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors[f"weight.{name}"])

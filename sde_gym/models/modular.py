@@ -51,8 +51,6 @@ class ModularStack:
         ]
         self.window_kinds = tuple(dict.fromkeys(self.windows))
         self._rotary_by_kind = "layer_type" in inspect.signature(hf.model.rotary_emb.forward).parameters
-        parameters = inspect.signature(inspect.unwrap(type(self.layers[0]).forward)).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._view = _CacheView()
 
     def new_cache(self, capacity: int) -> SlotCache:
@@ -62,9 +60,6 @@ class ModularStack:
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """(rows,) token ids -> (rows, hidden_size), scaled as the model scales them."""
         embedded: Tensor = self.body.embed_tokens(torch.tensor([list(tokens)], device=self.device))[0]
-        if self.config.model_type == "gemma" and not hasattr(self.body.embed_tokens, "embed_scale"):
-            # Older releases of transformers scale outside the embedding module.
-            embedded = embedded * torch.tensor(self.config.hidden_size**0.5, dtype=embedded.dtype)
         return embedded
 
     def run(self, hidden: Tensor, first: int, stop: int, rows: Rows, cache: SlotCache) -> Tensor:
@@ -86,9 +81,10 @@ class ModularStack:
                 position_embeddings=rotary[self.layer_kinds[index]],
                 attention_mask=self._mask(rows, self.windows[index]),
                 position_ids=positions,
-                **{self._cache_name: self._view},
+                cache=self._view,
             )
             states = output[0] if isinstance(output, tuple) else output
+        self._view.cache = self._view.rows = None  # a finished text's keys and values may go
         return states[0]
 
     def _mask(self, rows: Rows, window: int | None) -> Tensor:

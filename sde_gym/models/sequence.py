@@ -126,6 +126,7 @@ class Sequence:
             self._advance_chain(depth)
         else:
             chosen = range(len(self.tokens)) if slots is None else slots
+            self._check_slots(chosen)
             self._advance_tree(depth, [s for s in chosen if self.depths[s] < depth])
 
     @torch.inference_mode()
@@ -150,6 +151,7 @@ class Sequence:
                 raise InputError(f"rows {rows} must lie in 1..{count}")
             found = self.depths[count - rows :]
         else:
+            self._check_slots(slots)
             found = [self.depths[s] for s in slots]
         if any(d != depth for d in found):
             raise InputError(f"cannot score at depth {depth}: the tokens are at depths {sorted(set(found))}")
@@ -168,6 +170,10 @@ class Sequence:
         self._chain_length = min(self._chain_length, length)
         if self._chain_length == length:
             self._ancestry = self._position_table = None
+
+    def _check_slots(self, slots: Sequence_[int]) -> None:
+        if len(slots) and not 0 <= min(slots) <= max(slots) < len(self.tokens):
+            raise InputError(f"slots {min(slots)}..{max(slots)} must lie in 0..{len(self.tokens) - 1}")
 
     # ------------------------------------------------------------------ passes
 

@@ -36,17 +36,19 @@ def compact_vocabulary(counts: np.ndarray, size: int, eos_token_ids: Sequence[in
 
     Args:
         counts: (vocab_size,), occurrences in the model's own output.
-        size: number of ids, 2..vocab_size; ties go to the smaller id.
+        size: number of ids, at least one more than there are ends of text, at most vocab_size;
+            ties go to the smaller id, which byte-pair merging made earlier.
 
     Returns:
         {"ids": sorted ids, "coverage": share of the counted tokens that are among them,
         "counted_tokens": ..., "vocab_size": ...}, as stored beside the model.
     """
-    if not 2 <= size <= len(counts):
-        raise InputError(f"size {size} must lie in 2..{len(counts)}")
+    ends = set(eos_token_ids)
+    if not len(ends) + 1 <= size <= len(counts):
+        raise InputError(f"size {size} must lie in {len(ends) + 1}..{len(counts)}")
     order = np.lexsort((np.arange(len(counts)), -counts))
-    rest = [int(i) for i in order if int(i) not in set(eos_token_ids)]
-    ids = sorted([*rest[: size - len(set(eos_token_ids))], *set(eos_token_ids)])
+    rest = [int(i) for i in order if int(i) not in ends]
+    ids = sorted([*rest[: size - len(ends)], *ends])
     return {
         "ids": ids,
         "coverage": float(counts[ids].sum() / max(1, counts.sum())),

@@ -107,6 +107,8 @@ class EpsilonGreedy:
         self.epsilon = epsilon
         self.name = f"{controller.name}+{epsilon:g}"
         self.observation = controller.observation
+        self.k: int | None = getattr(controller, "k", None)
+        self.window: int | None = getattr(controller, "window", None)
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
         """The controller's own check."""

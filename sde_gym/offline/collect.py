@@ -19,7 +19,7 @@ from sde_gym.envs.rewards import StepOutcome
 from sde_gym.errors import InputError
 from sde_gym.offline.behaviours import Behaviour, EpisodeMixture, select
 from sde_gym.offline.transitions import Transitions
-from sde_gym.policies.controller import RoundOutcome, View
+from sde_gym.policies.controller import RoundOutcome, View, feature_settings
 from sde_gym.policies.observation import Action, resolve_observation
 from sde_gym.policies.rules import counter_uniform
 from sde_gym.traces import TraceSet
@@ -42,8 +42,8 @@ def collect(
     reward: str = "lede",
     final_token_reward: float = 1.0,
     credit: str = "immediate",
-    k: int = 5,
-    window: int = 8,
+    k: int | None = None,
+    window: int | None = None,
     max_draft: int = 12,
     max_new_tokens: int | None = None,
     lanes: int = 256,
@@ -63,8 +63,8 @@ def collect(
         reward: its name or "module:function" (not a callable: the file must say what it was).
         final_token_reward: see `ReplayEngine`, as for the arguments up to `max_new_tokens`.
         credit: see `ReplayEngine`.
-        k: see `ReplayEngine`.
-        window: see `ReplayEngine`.
+        k: see `ReplayEngine`; what the behaviour declares if not given, else 5.
+        window: see `ReplayEngine`; likewise, else 8.
         max_draft: see `ReplayEngine`.
         max_new_tokens: see `ReplayEngine`.
         lanes: texts played side by side; changes speed only.
@@ -80,6 +80,7 @@ def collect(
         raise InputError(f"episodes is {episodes}; it must be at least 1")
     if seed < 0:
         raise InputError(f"seed is {seed}; it must be at least 0")
+    k, window = feature_settings(behaviour, k, window)
     names = resolve_observation(observation)
     seen = tuple(dict.fromkeys((*names, *behaviour.observation)))
     engine = ReplayEngine(

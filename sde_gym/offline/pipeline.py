@@ -2,20 +2,23 @@
 
 The output folder, in the order in which it fills:
 
-    settings.json         every setting and the trace set's identity, before work starts
     transitions.npz       the exploratory episodes, with propensities
+    settings.json         every setting and the trace set's identity, before the first gradient step
     policy.safetensors    the best checkpoint so far, replaced whenever a better one appears,
-    policy.json           and what is needed to use it
+    policy.json           and a readable copy of its description
     training_log.jsonl    one row of metrics per checkpoint (see `training`)
 
-Every file is replaced as a whole, so a run that is stopped leaves a folder that can be used. A
-second run with the same collection settings takes the transitions from it and trains afresh.
+Every file is replaced as a whole, so a run that is stopped leaves a folder that can be used. The
+policy and log of another run are removed only when the new one is about to take its first gradient
+step. A second run with the same collection settings takes the transitions from the folder and
+trains afresh; a reward that is imported is collected for every time, its code may have changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +26,10 @@ from typing import Any
 
 import sde_gym
 from sde_gym.envs.run import run_controller
+from sde_gym.envs.static import reward_ranking
 from sde_gym.errors import InputError
 from sde_gym.files import read_json, write_json, write_text
+from sde_gym.offline.backend import import_d3rlpy
 from sde_gym.offline.behaviours import exploratory_schedule
 from sde_gym.offline.collect import collect, trace_set_id
 from sde_gym.offline.settings import DQNSettings
@@ -70,7 +75,8 @@ def train_policy(
 
     Args:
         traces: the training texts.
-        out: folder, see the module; made if missing. What another run left there is replaced.
+        out: folder, see the module; made if missing. What another run left there is replaced, but
+            not before this one can start.
         settings: `DQNSettings()` if None.
         progress: called with gradient steps done, in all, and the newest checkpoint's metrics.
 
@@ -82,12 +88,15 @@ def train_policy(
             or d3rlpy missing.
     """
     chosen = settings or DQNSettings()
-    chosen.check()
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; give a folder for the policy")
     identity = trace_set_id(traces)
-    _begin(folder, {"settings": chosen.to_json(), "traces": identity})
+    import_d3rlpy()
+    ranking = reward_ranking(
+        traces, depths=chosen.depths, reward=chosen.reward, final_token_reward=chosen.final_token_reward,
+        k=chosen.k, window=chosen.window, max_draft=chosen.max_draft,
+    )  # fmt: skip
     transitions, reused = _transitions(traces, folder / TRANSITIONS_FILE, chosen, identity)
 
     def controller(network: QNetwork, meta: Mapping[str, Any] | None = None) -> QController:
@@ -120,6 +129,8 @@ def train_policy(
             provenance={
                 "selected_by": "highest mean return per training text, greedy, in replay",
                 "checkpoint": dict(metrics),
+                # None where it is undefined: JSON has no NaN.
+                "reward_speed_rank_correlation": ranking if math.isfinite(ranking) else None,
                 "texts": len(traces),
                 "transitions": len(transitions),
                 "versions": _versions(),
@@ -132,7 +143,10 @@ def train_policy(
         rows.append(dict(row))
         write_text(folder / LOG_FILE, "".join(json.dumps(row) + "\n" for row in rows))
 
-    network, log = train_dqn(transitions, chosen, progress, evaluate, keep, note)
+    def start() -> None:
+        _begin(folder, {"settings": chosen.to_json(), "traces": identity})
+
+    network, log = train_dqn(transitions, chosen, progress, evaluate, keep, note, start)
     return TrainedPolicy(controller(network), log, transitions, reused)
 
 
@@ -158,11 +172,14 @@ def _transitions(
         "depths": list(depths),
         "traces": identity,
         "package_version": sde_gym.__version__,
+        "max_new_tokens": traces.manifest["max_new_tokens"],
+        "context_limit": traces.manifest["context_limit"],
         **{name: getattr(settings, name) for name in _COLLECTION_SETTINGS},
     }
     try:
         found = load_transitions(path)
-        if found.settings.get("request") == request:
+        # The code behind "module:function" may have changed since.
+        if ":" not in settings.reward and found.settings.get("request") == request:
             return found, True
     except InputError:  # missing or damaged: collecting is cheap
         pass

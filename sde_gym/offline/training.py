@@ -58,6 +58,7 @@ def train_dqn(
     evaluate: Evaluate | None = None,
     on_best: OnBest | None = None,
     on_checkpoint: OnCheckpoint | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> tuple[QNetwork, Log]:
     """Train offline.
 
@@ -70,14 +71,14 @@ def train_dqn(
         evaluate: see `Evaluate`; None returns the last checkpoint instead of the best.
         on_best: see `OnBest`.
         on_checkpoint: see `OnCheckpoint`; called after `on_best`.
+        on_start: called once, when everything is ready, right before the first gradient step.
 
     Returns:
         The network (standardisation inside) and one row of metrics per checkpoint.
 
     Raises:
-        InputError: settings that train nothing, or a loss that is no longer finite.
+        InputError: d3rlpy missing, or a loss that is no longer finite.
     """
-    settings.check()
     mean, std = standardisation(transitions.observation)
     observation = ((transitions.observation - mean) / std).astype(np.float32)
     batches = NStepBatches(transitions, settings.n_steps, settings.gamma, observation)
@@ -91,6 +92,8 @@ def train_dqn(
     started = time.perf_counter()
     with training_session(settings.seed, settings.threads) as d3rlpy:
         algorithm = create_dqn(d3rlpy, settings, transitions.observation.shape[1])
+        if on_start is not None:
+            on_start()
         for step in range(1, settings.gradient_steps + 1):
             rows = rng.integers(len(batches), size=settings.batch_size)
             losses.append(float(algorithm.update(batches.batch(rows))["loss"]))

@@ -3,6 +3,11 @@
 A controller decides for many lanes at once: lane = one text being decoded. The driver calls
 `bind` once, `reset` when lanes start a text, `act` for every decision, and `feedback` whenever
 rounds have been verified. Arrays are over the lanes of the call, n of them.
+
+What a controller sees, in replay as in the decoder: the features that need no head (`trace`,
+`depth`, `phase`, `draft_length`, `acceptance`, `chain`) always; those that do
+(`observation.HEAD_FEATURES`) where `reads` is True, and 0 elsewhere. `stable` compares two heads, so
+it is 0 as well where the head of the candidate depth before was not read.
 """
 
 from __future__ import annotations
@@ -12,6 +17,15 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sde_gym.errors import InputError
+from sde_gym.policies.observation import HEAD_FEATURES
+
+DEFAULT_K = 5
+"""Log-probabilities averaged by `confidence` where nobody says otherwise."""
+
+DEFAULT_WINDOW = 8
+"""Tokens averaged by `trace` where nobody says otherwise."""
 
 
 @dataclass
@@ -65,10 +79,15 @@ class Controller(Protocol):
         name: for tables.
         observation: the features it reads, in order; may be empty. The driver fills
             `View.observation` with exactly these columns.
+        k: log-probabilities that its feature `confidence` averages; None = no opinion.
+        window: tokens that its feature `trace` averages; None = no opinion. Drivers take both
+            from `feature_settings`.
     """
 
     name: str
     observation: tuple[str, ...]
+    k: int | None
+    window: int | None
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
         """Learn what it will control; raises InputError if it does not fit."""
@@ -86,7 +105,7 @@ class Controller(Protocol):
         """Whether `act` looks at the exit head's features in this phase at this depth.
 
         Where it does not, the decoder does not compute that head unless a token is proposed
-        from it.
+        from it, and those features are 0; the others are given all the same.
         """
 
 
@@ -98,6 +117,8 @@ class BaseController:
 
     name: str = ""
     observation: tuple[str, ...] = ()
+    k: int | None = None
+    window: int | None = None
 
     depths: tuple[int, ...] = ()
     num_layers: int = 0
@@ -116,5 +137,31 @@ class BaseController:
         """Nothing to learn."""
 
     def reads(self, phase: int, depth_index: int) -> bool:
-        """True as soon as any feature is asked for."""
-        return bool(self.observation)
+        """True as soon as a feature is asked for that needs a head."""
+        return not HEAD_FEATURES.isdisjoint(self.observation)
+
+
+def feature_settings(controller: Controller, k: int | None, window: int | None) -> tuple[int, int]:
+    """`k` and `window` for a run of this controller: what is given, else its own, else the defaults.
+
+    A learned controller reads features made with the numbers it was trained with and no others;
+    one that says None takes any.
+
+    Args:
+        controller: may declare `k` and `window`.
+        k: log-probabilities averaged by `confidence`, or None to leave it to the controller.
+        window: tokens averaged by `trace`, or None likewise.
+
+    Raises:
+        InputError: a number is given and the controller declares another one.
+    """
+    resolved = []
+    for name, given, default in (("k", k, DEFAULT_K), ("window", window, DEFAULT_WINDOW)):
+        own = getattr(controller, name, None)
+        if given is not None and own is not None and given != own:
+            raise InputError(
+                f"{name}: {given} was given, but {controller.name!r} was made for {name} {own}; "
+                f"leave {name} out, or give {own}"
+            )
+        resolved.append(given if given is not None else default if own is None else own)
+    return resolved[0], resolved[1]

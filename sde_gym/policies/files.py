@@ -1,13 +1,15 @@
-"""Policy files: `NAME.safetensors` holds the weights, `NAME.json` everything needed to use them.
+"""Policy files: `NAME.safetensors` holds a policy, `NAME.json` a copy of its description to read.
 
-The JSON names the observation, its normalisation and the setting (depths, layers, cap) that the
-policy was trained in, and the SHA-256 of the weights, so that neither half can be swapped or cut
-unnoticed. Neither file can run code when it is read.
+The description names the observation, its normalisation and the setting (depths, layers, cap) that
+the policy was trained in, and the SHA-256 of the weights. It is JSON in the metadata of the
+safetensors file, which is replaced as a whole: weights and description cannot come apart. The copy
+is for people and is never read back. Neither file can run code when it is read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,17 +21,20 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from sde_gym.errors import InputError
-from sde_gym.files import atomic_path, read_json, write_json
+from sde_gym.files import atomic_path, write_json
 from sde_gym.policies.observation import resolve_observation
 from sde_gym.policies.qnetwork import QController, QNetwork
 
 FORMAT = "sde_gym-policy"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+#: Key of the description in the metadata of the safetensors file.
+METADATA_KEY = "sde_gym_policy"
 
 #: Name of the pair inside a folder, for a path that is a folder.
 DEFAULT_NAME = "policy"
 
-#: Every key that version 1 of the JSON has, and the type of its value.
+#: Every key that this version of the description has, and the type of its value.
 _KEYS: dict[str, type] = {
     "format": str,
     "format_version": int,
@@ -57,7 +62,7 @@ def policy_paths(path: str | Path) -> tuple[Path, Path]:
         path: `NAME`, `NAME.safetensors`, `NAME.json`, or a folder that holds `policy.*`.
 
     Returns:
-        The weights' path and the JSON's path; neither needs to exist.
+        The path of the policy and that of its readable copy; neither needs to exist.
     """
     base = Path(path)
     if base.is_dir():
@@ -76,7 +81,7 @@ def save_policy(
     training: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
-    """Write a policy; each of the two files is replaced as a whole.
+    """Write a policy, replacing the file as a whole, then the readable copy of its description.
 
     Args:
         path: see `policy_paths`.
@@ -87,41 +92,49 @@ def save_policy(
         provenance: anything else worth keeping, plain JSON values.
 
     Returns:
-        The paths of the weights and of the JSON.
+        The paths of the policy and of the copy.
     """
     weights_path, json_path = policy_paths(path)
     tensors = {}
     for number, (weight, bias) in enumerate(controller.network.layers):
         tensors[f"layers.{number}.weight"] = weight
         tensors[f"layers.{number}.bias"] = bias
-    weights = save_tensors(tensors)
-    with atomic_path(weights_path) as temporary:
-        temporary.write_bytes(weights)
-    write_json(
-        json_path,
-        {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "name": controller.name,
-            "architecture": {"kind": "mlp", "sizes": list(controller.network.sizes), "activation": "relu"},
-            "observation": list(controller.observation),
-            "normalisation": {
-                "mean": controller.network.mean.tolist(),
-                "std": controller.network.std.tolist(),
-            },
-            "k": controller.k,
-            "window": controller.window,
-            "depths": list(controller.depths),
-            "num_layers": controller.num_layers,
-            "max_draft": controller.max_draft,
-            "model": dict(model or {}),
-            "traces": traces,
-            "training": dict(training or {}),
-            "provenance": dict(provenance or {}),
-            "weights_sha256": hashlib.sha256(weights).hexdigest(),
+    meta = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "name": controller.name,
+        "architecture": {"kind": "mlp", "sizes": list(controller.network.sizes), "activation": "relu"},
+        "observation": list(controller.observation),
+        "normalisation": {
+            "mean": controller.network.mean.tolist(),
+            "std": controller.network.std.tolist(),
         },
-    )
+        "k": controller.k,
+        "window": controller.window,
+        "depths": list(controller.depths),
+        "num_layers": controller.num_layers,
+        "max_draft": controller.max_draft,
+        "model": dict(model or {}),
+        "traces": traces,
+        "training": dict(training or {}),
+        "provenance": dict(provenance or {}),
+        "weights_sha256": weights_hash(tensors),
+    }
+    content = save_tensors(tensors, {METADATA_KEY: json.dumps(meta, allow_nan=False)})
+    with atomic_path(weights_path) as temporary:
+        temporary.write_bytes(content)
+    write_json(json_path, meta)
     return weights_path, json_path
+
+
+def weights_hash(tensors: Mapping[str, np.ndarray]) -> str:
+    """Hex SHA-256 over the tensors, by name: of each its name, dtype, shape and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def load_policy(path: str | Path) -> QController:
@@ -131,30 +144,29 @@ def load_policy(path: str | Path) -> QController:
         path: see `policy_paths`.
 
     Returns:
-        A controller whose `meta` is the whole JSON.
+        A controller whose `meta` is the whole description.
 
     Raises:
-        InputError: a missing half, a format or version that this package does not know, weights
+        InputError: no such file, a format or version that this package does not know, weights
             that are cut, altered, not float32 or not finite, unknown observation names, or shapes
             that do not fit; the message names the file.
     """
     weights_path, json_path = policy_paths(path)
-    for present, missing in ((json_path, weights_path), (weights_path, json_path)):
-        if not missing.is_file():
-            other = f", though {present.name} is there" if present.is_file() else ""
-            raise InputError(f"{missing}: no such file{other}; a policy is a .safetensors and a .json file")
-    meta = read_json(json_path)
-    _check_json(meta, json_path)
-    weights = weights_path.read_bytes()
-    if hashlib.sha256(weights).hexdigest() != meta["weights_sha256"]:
-        raise InputError(
-            f"{weights_path}: its SHA-256 is not the one in {json_path.name}; the file is cut, altered "
-            "or belongs to another policy; copy or train it again"
-        )
+    if not weights_path.is_file():
+        other = f", though {json_path.name} is there" if json_path.is_file() else ""
+        raise InputError(f"{weights_path}: no such file{other}; the .safetensors file is the policy")
+    content = weights_path.read_bytes()
     try:
-        tensors = load_tensors(weights)
+        tensors = load_tensors(content)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"{weights_path}: not a safetensors file ({error})") from None
+        raise InputError(f"{weights_path}: not a safetensors file, or a cut one ({error})") from None
+    meta = _description(content, weights_path)
+    _check_json(meta, weights_path)
+    if weights_hash(tensors) != meta["weights_sha256"]:
+        raise InputError(
+            f"{weights_path}: the SHA-256 of its weights is not the one it names; the file is altered; "
+            "copy or train it again"
+        )
     try:
         network = QNetwork(
             _layers(tensors, meta["architecture"]),
@@ -173,9 +185,21 @@ def load_policy(path: str | Path) -> QController:
             meta=meta,
         )
     except InputError as error:
-        raise InputError(f"{json_path}: {error}") from None
+        raise InputError(f"{weights_path}: {error}") from None
     except (TypeError, ValueError, KeyError) as error:
-        raise InputError(f"{json_path}: a value has the wrong type or is missing ({error})") from None
+        raise InputError(f"{weights_path}: a value has the wrong type or is missing ({error})") from None
+
+
+def _description(content: bytes, path: Path) -> Any:
+    """The JSON in the metadata of a safetensors file that is known to be one."""
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
+    try:
+        return json.loads(metadata[METADATA_KEY])
+    except (KeyError, json.JSONDecodeError):
+        raise InputError(
+            f"{path}: not a policy file, its metadata holds no description; train the policy again"
+        ) from None
 
 
 def _check_json(meta: Any, path: Path) -> None:

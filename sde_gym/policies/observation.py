@@ -52,6 +52,10 @@ EXTENDED: tuple[str, ...] = (
 )
 """Every feature there is. Saved policies depend on these names and on their order."""
 
+HEAD_FEATURES: frozenset[str] = frozenset({"confidence", "entropy", "top1", "margin", "stable"})
+"""Features that need the exit head at the newest token's depth (`stable` also the one before). They
+are 0 where a controller does not read that head; all others are always there."""
+
 SURPRISE_LIMIT = 16.0
 """Upper bound of -log p of a most probable token, in nats: it is at most log V, 12.5 for V = 262 144."""
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
 from sde_gym.policies.controller import RoundOutcome, View
-from sde_gym.policies.observation import Action, resolve_observation
+from sde_gym.policies.observation import HEAD_FEATURES, Action, resolve_observation
 
 FloatArray = NDArray[np.float32]
 
@@ -165,8 +165,8 @@ class QController:
         self.network = network
         self.num_layers = num_layers
         self.max_draft = max_draft
-        self.k = k
-        self.window = window
+        self.k: int | None = k
+        self.window: int | None = window
         self.name = name
         self.meta: Mapping[str, Any] = meta or {}
 
@@ -207,8 +207,8 @@ class QController:
         """Nothing to learn while decoding."""
 
     def reads(self, phase: int, depth_index: int) -> bool:
-        """True everywhere: a network looks at its features at every decision, if it has any."""
-        return bool(self.observation)
+        """True everywhere, if any of its features needs a head: a network looks at all of them."""
+        return not HEAD_FEATURES.isdisjoint(self.observation)
 
 
 def _frozen(array: Any) -> FloatArray:

@@ -1,7 +1,7 @@
 """Prompts: what models are given to continue, by name or from a file.
 
 - `prompt.py`: the record and the order of the shipped sets
-- `files.py`: JSON Lines files, ours and those of public prompt sets
+- `files.py`: files of JSON, ours and those of public prompt sets
 - `reference.py`: a reference into the standard library, and its text
 - `cutting.py`: how the list of references is made
 - `library.py`: the shipped references as prompts

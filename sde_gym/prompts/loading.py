@@ -20,7 +20,7 @@ PROMPT_SETS: tuple[str, ...] = (
 
 
 def load_prompts(name_or_path: str | Path) -> list[Prompt]:
-    """Load a shipped prompt set or a JSON Lines file.
+    """Load a shipped prompt set or a file of prompts.
 
     Args:
         name_or_path: one of `PROMPT_SETS` (a string; it wins over a file of that name, which

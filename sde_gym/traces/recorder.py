@@ -16,8 +16,11 @@ from sde_gym.errors import InputError
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.heads import summarise
 from sde_gym.models.layered import LayeredModel
-from sde_gym.prompts import Prompt
+from sde_gym.prompts import Prompt, resolve_source
 from sde_gym.traces.store import TraceSet, TraceWriter, load_traces
+
+#: Tokens generated per prompt unless said otherwise.
+DEFAULT_NEW_TOKENS = 96
 
 #: Progress callback: texts done, texts in all, tokens recorded in this run.
 Progress = Callable[[int, int, int], None]
@@ -30,7 +33,7 @@ def record(
     out: Path | str,
     depths: Sequence[int],
     *,
-    max_new_tokens: int = 96,
+    max_new_tokens: int = DEFAULT_NEW_TOKENS,
     k: int = 8,
     batch_size: int = 8,
     compact: bool = True,
@@ -50,11 +53,12 @@ def record(
         progress: called after every batch.
 
     Returns:
-        The trace set as read back from `out`.
+        The texts of these prompts as read back from `out`, in the order of recording; prompts
+        whose text has fewer than two tokens are left out.
 
     Raises:
-        InputError: no prompts, depths out of range, a prompt that fills the context, or a
-            folder recorded with other settings.
+        InputError: no prompts, an id given twice, depths out of range, a prompt that fills the
+            context, or a folder recorded with other settings or other prompts under these ids.
     """
     if not prompts:
         raise InputError("there are no prompts to record")
@@ -69,6 +73,9 @@ def record(
         narrowest = len(model.compact_vocabulary)
     if k > narrowest:
         raise InputError(f"k {k} exceeds the {narrowest} tokens of the exit heads' vocabulary")
+    if len({prompt.id for prompt in prompts}) != len(prompts):
+        raise InputError("two prompts have the same id; every text of a trace set needs its own")
+    encoded = {prompt.id: _encode(model, prompt) for prompt in prompts}
     writer = TraceWriter(
         Path(out),
         model=model.name,
@@ -80,22 +87,59 @@ def record(
         eos_token_ids=model.eos_token_ids,
         k=k,
         max_new_tokens=max_new_tokens,
+        context_limit=model.context_limit,
     )
+    if writer.done:
+        _check_known(load_traces(Path(out)), prompts)
     with writer:
         waiting = [p for p in prompts if p.id not in writer.done]
         done, tokens = len(prompts) - len(waiting), 0
         for start in range(0, len(waiting), batch_size):
             batch = waiting[start : start + batch_size]
-            encoded = [model.encode(prompt.text) for prompt in batch]
-            for prompt, ids, text in zip(
-                batch, encoded, generate_greedy(model, encoded, max_new_tokens), strict=True
-            ):
-                _record_text(writer, model, prompt, ids, text, candidates, max_new_tokens, k, compact)
+            ids = [encoded[prompt.id] for prompt in batch]
+            for prompt, text in zip(batch, generate_greedy(model, ids, max_new_tokens), strict=True):
+                _record_text(
+                    writer, model, prompt, encoded[prompt.id], text, candidates, max_new_tokens, k, compact
+                )
                 tokens += len(text)
             done += len(batch)
             if progress is not None:
                 progress(done, len(prompts), tokens)
-    return load_traces(Path(out))
+    traces = load_traces(Path(out))
+    wanted = {prompt.id for prompt in prompts}
+    return traces.subset([n for n, text_id in enumerate(traces.text_ids) if text_id in wanted])
+
+
+def _encode(model: LayeredModel, prompt: Prompt) -> list[int]:
+    """Token ids; an error names the prompt."""
+    try:
+        return model.encode(prompt.text)
+    except InputError as error:
+        raise InputError(f"prompt {prompt.id!r}: {error}") from None
+
+
+def _check_known(traces: TraceSet, prompts: Sequence[Prompt]) -> None:
+    """Refuse a prompt that is stored under its id with another text."""
+    stored = {text_id: n for n, text_id in enumerate(traces.text_ids)}
+    for prompt in prompts:
+        n = stored.get(prompt.id)
+        if n is None:
+            continue
+        text = traces.prompts[n]
+        same = traces.sources[n] == prompt.source if text is None else text == prompt.text
+        if not same:
+            raise InputError(
+                f"prompt {prompt.id!r} was recorded with another text; give it another id, or record "
+                "into another folder"
+            )
+
+
+def _is_reference(prompt: Prompt) -> bool:
+    """Whether the text can be cut again from the interpreter's library by its source."""
+    try:
+        return resolve_source(prompt.source) == prompt.text
+    except InputError:
+        return False
 
 
 def _record_text(
@@ -124,13 +168,15 @@ def _record_text(
         end = "eos"
     else:
         end = "budget" if count == max_new_tokens else "context"
+    reference = _is_reference(prompt)
     writer.add_text(
         text_id=prompt.id,
         task=prompt.task,
         source=prompt.source,
         # Text cut from the interpreter's library is named by its reference, not copied.
-        prompt=None if prompt.source.startswith("stdlib:") else prompt.text,
-        prompt_tokens=np.asarray(ids, np.int32),
+        prompt=None if reference else prompt.text,
+        prompt_tokens=None if reference else np.asarray(ids, np.int32),
+        prompt_length=len(ids),
         token=np.asarray(text, np.int32),
         end=end,
         final_ids=final_ids.cpu().numpy().astype(np.int32),

@@ -13,14 +13,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sde_gym.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Rises with every change of the columns or of their meaning; the reader refuses other versions."""
 
 ENDS = ("eos", "budget", "context")
@@ -37,6 +37,7 @@ class Column:
         shape: "" for one value a row, "k" for a list of k, "*" for a list of any length.
         unit: of the numbers, "" where there is none.
         meaning: one sentence.
+        nullable: whether a row may have no value.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Column:
     shape: str
     unit: str
     meaning: str
+    nullable: bool = False
 
 
 TEXT_COLUMNS: tuple[Column, ...] = (
@@ -51,8 +53,18 @@ TEXT_COLUMNS: tuple[Column, ...] = (
     Column("id", "string", "", "", "Id of the prompt, unique in the set."),
     Column("task", "string", "", "", "Kind of prompt."),
     Column("source", "string", "", "", "Where the prompt comes from: a file, or a reference it was cut by."),
-    Column("prompt", "string", "", "", "The prompt; null where it can be cut again from its reference."),
-    Column("prompt_tokens", "int32", "*", "token id", "The prompt as the model read it."),
+    Column(
+        "prompt", "string", "", "", "The prompt; null where it can be cut again from its reference.", True
+    ),
+    Column(
+        "prompt_tokens",
+        "int32",
+        "*",
+        "token id",
+        "The prompt as the model read it; null where it can be cut again from its reference.",
+        True,
+    ),
+    Column("prompt_length", "int32", "", "tokens", "Number of tokens of the prompt."),
     Column("tokens", "int32", "", "tokens", "T, the number of emitted tokens."),
     Column("end", "string", "", "", "Why the text ended: eos, budget or context."),
 )
@@ -96,6 +108,7 @@ class TraceSettings:
         depths: recorded depths, rising, 1 <= depth < num_layers.
         eos_token_ids: ids that end a text.
         max_new_tokens: token budget of a text, token 0 of prefill included.
+        context_limit: tokens that fit into the model's context; the last emitted one need not.
         head: which exit heads: "full" for the model's own over its whole vocabulary, else a hash
             of the compact vocabulary and adapters.
         dtype: of the model when it was recorded.
@@ -109,6 +122,7 @@ class TraceSettings:
     depths: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     max_new_tokens: int
+    context_limit: int
     head: str = "full"
     dtype: str = "float32"
     k: int = 8
@@ -123,6 +137,10 @@ class TraceSettings:
             raise InputError(f"k: {self.k} is below 2, the two best tokens are needed")
         if self.max_new_tokens < 2:
             raise InputError(f"max_new_tokens: {self.max_new_tokens} is below 2, no decision would be left")
+        if self.context_limit < 2:
+            raise InputError(
+                f"context_limit: {self.context_limit} is below 2, no text of two tokens would fit"
+            )
         if self.overrun != 0:
             raise InputError(f"overrun: {self.overrun}; this version records no overrun, only 0 is valid")
 
@@ -139,7 +157,7 @@ class TraceSettings:
             raise InputError(f"{where}: not the manifest of a trace set, {', '.join(missing)} missing")
         try:
             return cls(**{field.name: manifest[field.name] for field in fields(cls)})
-        except (TypeError, InputError) as error:
+        except (TypeError, ValueError, OverflowError, InputError) as error:
             raise InputError(f"{where}: {error}") from None
 
 
@@ -181,8 +199,20 @@ def arrow_schema(columns: list[Column] | tuple[Column, ...], k: int) -> pa.Schem
     return pa.schema([(column.name, arrow_type(column)) for column in columns])
 
 
-def check_text(where: str, token: NDArray[np.int32], end: str, settings: TraceSettings) -> None:
-    """Raise InputError unless tokens (T,) and end reason of a text agree with the settings."""
+def text_budget(max_new_tokens: int, context_limit: int, prompt_length: ArrayLike) -> NDArray[np.int64]:
+    """Tokens that texts may have, int64 (N,), from the lengths of their prompts, int (N,).
+
+    The context limit counts as budget: every token but the last one emitted has to fit into the
+    context behind the prompt.
+    """
+    room = context_limit - np.asarray(prompt_length, dtype=np.int64) + 1
+    return np.minimum(max_new_tokens, room)
+
+
+def check_text(
+    where: str, token: NDArray[np.int32], end: str, prompt_length: int, settings: TraceSettings
+) -> None:
+    """Raise InputError unless tokens (T,), end and prompt length of a text agree with the settings."""
     if end not in ENDS:
         raise InputError(f"{where}: end {end!r} is not one of {', '.join(ENDS)}")
     ends_text = np.isin(token, settings.eos_token_ids)
@@ -190,7 +220,14 @@ def check_text(where: str, token: NDArray[np.int32], end: str, settings: TraceSe
         raise InputError(f"{where}: an end-of-text token stands before the last token")
     if bool(ends_text[-1]) != (end == "eos"):
         raise InputError(f"{where}: end is {end!r}, but its last token is {int(token[-1])}")
-    if len(token) > settings.max_new_tokens or (end == "budget" and len(token) < settings.max_new_tokens):
+    if prompt_length < 1:
+        raise InputError(f"{where}: prompt_length {prompt_length} is below 1")
+    budget = int(text_budget(settings.max_new_tokens, settings.context_limit, prompt_length))
+    exact = {"eos": len(token), "budget": settings.max_new_tokens}
+    # A text that fills budget and context at once may be called either.
+    expected = exact.get(end, settings.context_limit - prompt_length + 1)
+    if len(token) > budget or len(token) != expected:
         raise InputError(
-            f"{where}: {len(token)} tokens, end {end!r}, max_new_tokens {settings.max_new_tokens}"
+            f"{where}: {len(token)} tokens, end {end!r}, max_new_tokens {settings.max_new_tokens}, "
+            f"context_limit {settings.context_limit}, prompt_length {prompt_length}: these do not fit together"
         )

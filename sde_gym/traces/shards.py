@@ -60,13 +60,14 @@ def read_shard(folder: Path, shard: dict[str, Any], columns: Sequence[Column], k
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a Parquet file ({error})") from None
+    nullable = {column.name for column in columns if column.nullable}
     for field in arrow_schema(list(columns), k):
         if field.name not in table.column_names:
             raise InputError(f"{path}: column {field.name!r} is missing, so this is no such trace file")
         found = table.schema.field(field.name).type
         if found != field.type:
             raise InputError(f"{path}: column {field.name!r} is {found}, expected {field.type}")
-        if table.column(field.name).null_count and field.name != "prompt":
+        if table.column(field.name).null_count and field.name not in nullable:
             raise InputError(f"{path}: column {field.name!r} has missing values")
     if table.num_rows != shard["rows"]:
         raise InputError(f"{path}: {table.num_rows} rows, {MANIFEST} says {shard['rows']}")

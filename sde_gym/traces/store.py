@@ -108,8 +108,10 @@ def _assemble(
         tasks=texts.column("task").to_pylist(),
         ends=texts.column("end").to_pylist(),
         prompt_tokens=[
-            frozen(np.array(tokens, dtype=np.int32)) for tokens in texts.column("prompt_tokens").to_pylist()
+            None if tokens is None else frozen(np.array(tokens, dtype=np.int32))
+            for tokens in texts.column("prompt_tokens").to_pylist()
         ],
+        prompt_lengths=texts.column("prompt_length").to_pylist(),
         prompts=texts.column("prompt").to_pylist(),
         sources=texts.column("source").to_pylist(),
         **{name: frozen(array) for name, array in arrays.items()},
@@ -117,5 +119,9 @@ def _assemble(
     if not np.array_equal(trace_set.match, trace_set.top_ids[:, :, 0] == trace_set.token[:, None]):
         raise InputError(f"{folder}: a match column contradicts the tokens")
     for number, (text_id, end) in enumerate(zip(trace_set.text_ids, trace_set.ends, strict=True)):
-        check_text(f"{folder}: text {text_id!r}", trace_set.tokens_of(number), end, settings)
+        where, length = f"{folder}: text {text_id!r}", trace_set.prompt_lengths[number]
+        prompt = trace_set.prompt_tokens[number]
+        if prompt is not None and len(prompt) != length:
+            raise InputError(f"{where}: prompt_length is {length}, but it has {len(prompt)} prompt_tokens")
+        check_text(where, trace_set.tokens_of(number), end, length, settings)
     return trace_set

@@ -21,7 +21,7 @@ ROW_ARRAYS = (
     "final_logprobs",
     "final_gap",
 )
-TEXT_LISTS = ("text_ids", "tasks", "ends", "prompt_tokens", "prompts", "sources")
+TEXT_LISTS = ("text_ids", "tasks", "ends", "prompt_tokens", "prompt_lengths", "prompts", "sources")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,8 @@ class TraceSet:
         text_ids: N ids.
         tasks: N task names.
         ends: N of "eos", "budget", "context".
-        prompt_tokens: N int32 arrays.
+        prompt_tokens: N int32 arrays, None where they can be cut again from their source.
+        prompt_lengths: N numbers of prompt tokens.
         prompts: N prompts, None where they can be cut again from their source.
         sources: N sources.
     """
@@ -68,7 +69,8 @@ class TraceSet:
     text_ids: list[str]
     tasks: list[str]
     ends: list[str]
-    prompt_tokens: list[NDArray[np.int32]]
+    prompt_tokens: list[NDArray[np.int32] | None]
+    prompt_lengths: list[int]
     prompts: list[str | None]
     sources: list[str]
 

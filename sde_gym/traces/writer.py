@@ -39,8 +39,8 @@ class TraceWriter:
         folder: of the set; made if missing.
         texts_per_shard: texts in a pair of Parquet files, at least 1. At most this many finished
             texts are lost by a kill.
-        model, model_hash, num_layers, depths, eos_token_ids, max_new_tokens, head, dtype, k,
-            overrun: what is recorded, see `TraceSettings`.
+        model, model_hash, num_layers, depths, eos_token_ids, max_new_tokens, context_limit, head,
+            dtype, k, overrun: what is recorded, see `TraceSettings`.
 
     Attributes:
         done: ids of the texts that need not be recorded again, the too short ones included.
@@ -60,6 +60,7 @@ class TraceWriter:
         depths: Sequence[int],
         eos_token_ids: Sequence[int],
         max_new_tokens: int,
+        context_limit: int,
         head: str = "full",
         dtype: str = "float32",
         k: int = 8,
@@ -76,6 +77,7 @@ class TraceWriter:
             depths=tuple(depths),
             eos_token_ids=tuple(eos_token_ids),
             max_new_tokens=max_new_tokens,
+            context_limit=context_limit,
             head=head,
             dtype=dtype,
             k=k,
@@ -123,7 +125,8 @@ class TraceWriter:
         task: str,
         source: str,
         prompt: str | None,
-        prompt_tokens: ArrayLike,
+        prompt_tokens: ArrayLike | None,
+        prompt_length: int,
         token: ArrayLike,
         end: str,
         final_ids: ArrayLike,
@@ -140,7 +143,8 @@ class TraceWriter:
             task: kind of prompt.
             source: where the prompt comes from.
             prompt: the prompt, or None if it can be cut again from its source.
-            prompt_tokens: int (any,).
+            prompt_tokens: int (prompt_length,), or None likewise.
+            prompt_length: tokens of the prompt, at least 1.
             token: int (T,), y_0 .. y_{T-1}.
             end: "eos", "budget" or "context".
             final_ids: int (T, k).
@@ -169,7 +173,8 @@ class TraceWriter:
             "task": task,
             "source": source,
             "prompt": prompt,
-            "prompt_tokens": np.asarray(prompt_tokens, dtype=np.int32),
+            "prompt_tokens": None if prompt_tokens is None else np.asarray(prompt_tokens, dtype=np.int32),
+            "prompt_length": int(prompt_length),
             "end": end,
             "token": tokens,
             "final_ids": np.asarray(final_ids, dtype=np.int32),
@@ -180,7 +185,7 @@ class TraceWriter:
             "entropy": np.asarray(entropy, dtype=np.float32),
         }
         _check_shapes(text, self.settings)
-        check_text(f"text {text_id!r}", tokens, end, self.settings)
+        check_text(f"text {text_id!r}", tokens, end, text["prompt_length"], self.settings)
         for name in ("final_logprobs", "final_gap", "top_logprobs", "entropy"):
             if not np.isfinite(text[name]).all():
                 raise InputError(f"text {text_id!r}: {name} holds a value that is not finite")
@@ -218,7 +223,7 @@ def _check_shapes(text: dict[str, Any], settings: TraceSettings) -> None:
     length, m, k = len(text["token"]), len(settings.depths), settings.k
     shapes = {
         "token": (length,),
-        "prompt_tokens": (len(text["prompt_tokens"]),),
+        "prompt_tokens": (text["prompt_length"],),
         "final_ids": (length, k),
         "final_logprobs": (length, k),
         "final_gap": (length,),
@@ -227,6 +232,8 @@ def _check_shapes(text: dict[str, Any], settings: TraceSettings) -> None:
         "entropy": (length, m),
     }
     for name, shape in shapes.items():
+        if text[name] is None:  # only prompt_tokens may be
+            continue
         if text[name].shape != shape:
             raise InputError(f"text {text['id']!r}: {name} has shape {text[name].shape}, expected {shape}")
 
@@ -248,11 +255,11 @@ def _new_manifest(settings: TraceSettings) -> dict[str, Any]:
 def _texts_table(texts: list[dict[str, Any]], first: int, settings: TraceSettings) -> pa.Table:
     import pyarrow as pa
 
+    names = ("id", "task", "source", "prompt", "prompt_tokens", "prompt_length", "end")
     values = {
         "text": list(range(first, first + len(texts))),
         "tokens": [len(text["token"]) for text in texts],
-        **{name: [text[name] for text in texts] for name in ("id", "task", "source", "prompt", "end")},
-        "prompt_tokens": [text["prompt_tokens"] for text in texts],
+        **{name: [text[name] for text in texts] for name in names},
     }
     return pa.table(values, schema=arrow_schema(TEXT_COLUMNS, settings.k))
 

@@ -1,23 +1,12 @@
-"""Shared by the tests of decoding: one thread, and a model whose shallow layers often agree."""
+"""Shared by the tests of decoding: a model whose shallow layers often agree."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sde_gym.models import LayeredModel
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and on busy cores they lose."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def agreeing_model(

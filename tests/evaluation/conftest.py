@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from sde_gym.models.lm_training import LMTrainingSettings, train_lm
 
@@ -16,7 +15,6 @@ WORDS = ("value", "total", "count", "index")
 @pytest.fixture(scope="session")
 def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A 4 x 32 model trained for seconds on a made-up library: its early exits agree sometimes."""
-    torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("library")
     for name, count in (("one.py", 80), ("two.py", 80), ("bisect.py", 40)):
         lines = [

@@ -45,7 +45,7 @@ def test_the_table_is_arithmetic() -> None:
     }
     prompts = [("a", "t", [0]), ("b", "t", [1])]
     names = {0: "a", 1: "b"}
-    methods = {name: (lambda ids, name=name: results[name][names[ids[0]]]) for name in results}
+    methods = {name: (lambda ids, number, name=name: results[name][names[ids[0]]]) for name in results}
     rows, outputs = measure(methods, prompts, repeats=2)
     assert len(rows_as_dicts(rows)) == 8
     assert outputs["fast"]["b"].tokens[-1] == 6

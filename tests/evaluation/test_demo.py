@@ -46,7 +46,7 @@ def test_the_whole_path(settings: DemoSettings, tmp_path: Path) -> None:
     assert stored["rows"] == results["rows"]
     assert stored["settings"]["depths"] == [1, 2]
     for name in ("traces/manifest.json", "policy/policy.safetensors", "policy/transitions.npz",
-                 "measurements.json", "report.png"):  # fmt: skip
+                 "measurements.jsonl", "report.png"):  # fmt: skip
         assert (out / name).stat().st_size > 0, name
     page = (out / "report.html").read_text()
     assert "test/12" in page
@@ -62,6 +62,47 @@ def test_the_whole_path(settings: DemoSettings, tmp_path: Path) -> None:
     grid = static_grid(load_traces(out / "traces"), max_draft=4)
     assert len(grid) == 8
     assert [s.layer_speedup for s in grid] == sorted((s.layer_speedup for s in grid), reverse=True)
+
+
+STAGES = ("record traces", "train the policy", "tune the static setting", "measure")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_interrupted_run_leaves_a_usable_folder(
+    settings: DemoSettings, tmp_path: Path, stage: str
+) -> None:
+    def interrupt(now: str, done: int, total: int, note: str = "") -> None:
+        if now == stage and done > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(settings, tmp_path, interrupt)
+    assert not (tmp_path / "results.json").exists()
+    if stage != "record traces":
+        assert len(load_traces(tmp_path / "traces")) == 12
+    if stage in STAGES[2:]:
+        assert load_policy(tmp_path / "policy" / "policy").depths == (1, 2)
+    assert run_demo(settings, tmp_path)["prompts"]["recorded"] == 12
+
+
+def test_what_an_earlier_run_recorded_is_not_trained_on(settings: DemoSettings, tmp_path: Path) -> None:
+    """A folder that holds more texts, the test prompts among them, gives what a fresh one gives."""
+    both = replace(settings, train_limit=8, test_prompts=settings.train_prompts)
+    run_demo(replace(settings, train_limit=12), tmp_path / "used")
+    used, fresh = run_demo(both, tmp_path / "used"), run_demo(both, tmp_path / "fresh")
+    assert used["prompts"] == fresh["prompts"]
+    assert used["prompts"]["recorded"] == 8
+    weights = [(tmp_path / n / "policy" / "policy.safetensors").read_bytes() for n in ("used", "fresh")]
+    assert weights[0] == weights[1]
+
+
+def test_a_refused_run_changes_nothing(settings: DemoSettings, tmp_path: Path) -> None:
+    run_demo(settings, tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for change in ({"model": "nope"}, {"depths": (1, 9)}, {"seed": -1}, {"depths": (1,)}):
+        with pytest.raises(InputError):
+            run_demo(replace(settings, **change), tmp_path)  # type: ignore[arg-type]
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
 def test_testing_on_training_prompts_is_refused(settings: DemoSettings, tmp_path: Path) -> None:

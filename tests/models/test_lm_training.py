@@ -84,6 +84,8 @@ def test_a_checkpoint_of_other_settings_is_refused(library: Path, tmp_path: Path
     [
         ({"layers": 0}, "layers must be at least 1"),
         ({"width": 33}, "multiple of heads"),
+        ({"width": 30}, "even multiple of heads"),
+        ({"windows": "0.5:32"}, "begin at fraction 0"),
         ({"kv_heads": 3}, "multiple of kv_heads"),
         ({"deep_exits": "3"}, "exit depth 3 must lie in 1..2"),
         ({"shallow_exits": "0"}, "exit depth 0"),
@@ -91,6 +93,7 @@ def test_a_checkpoint_of_other_settings_is_refused(library: Path, tmp_path: Path
         ({"windows": "256"}, "windows must look like"),
         ({"windows": "0:1"}, "window length 1"),
         ({"windows": "0:256"}, "window length 256"),
+        ({"windows": "0:33"}, "multiple of the window 33"),
         ({"vocabulary": 100}, "at least 257"),
         ({"layer_dropout": 1.5}, "layer_dropout"),
         ({"tokens": 0}, "tokens must be at least 1"),
@@ -99,6 +102,21 @@ def test_a_checkpoint_of_other_settings_is_refused(library: Path, tmp_path: Path
 def test_settings_out_of_range_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         replace(TINY, **change)
+
+
+def test_damaged_leftovers_are_refused(library: Path, tmp_path: Path) -> None:
+    run(library, tmp_path, TINY)
+    state = tmp_path / "checkpoint" / "state.safetensors"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:-100])
+    with pytest.raises(InputError, match="truncated or damaged"):
+        run(library, tmp_path, TINY)
+    state.write_bytes(whole)
+    with pytest.raises(InputError, match="trained with vocabulary=300, not 310"):
+        run(library, tmp_path, replace(TINY, vocabulary=310))
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match="not a tokenizer"):
+        run(library, tmp_path, TINY)
 
 
 def test_a_library_without_text_is_refused(tmp_path: Path) -> None:

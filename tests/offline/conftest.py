@@ -1,23 +1,13 @@
-"""Fixtures shared by the offline tests: small transitions, and one thread for torch."""
+"""Fixtures shared by the offline tests: small transitions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-import torch
 
 from sde_gym.offline.transitions import Transitions
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small networks on two busy cores vary wildly in time; on one they do not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -125,3 +126,67 @@ def test_what_is_no_readable_file(tmp_path: Path) -> None:
         load_prompt_file(path)
     with pytest.raises(InputError, match="cannot be read"):
         load_prompt_file(path / "below")
+
+
+ALPACA = [
+    {"instruction": "Sort.", "input": "3 1", "output": "1 3"},
+    {"instruction": "Sing.", "input": "", "output": "La"},
+]
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+def test_one_array_of_objects(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "alpaca_data.json"
+    path.write_text("\n " + json.dumps(ALPACA, indent=indent))
+    assert load_prompt_file(path) == [
+        Prompt("alpaca_data/1", "alpaca_data", "Sort.\n\n3 1", "alpaca_data.json"),
+        Prompt("alpaca_data/2", "alpaca_data", "Sing.", "alpaca_data.json"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([*ALPACA, {"instruction": ""}], ["item 3", "`instruction`", "empty"]),
+        ([*ALPACA, {"text": "x"}], ["item 3", "keys not recognised"]),
+        ([*ALPACA, ["x"]], ["item 3", "array"]),
+        ([*ALPACA, None], ["item 3", "null"]),
+        ([{"prompt": "x", "id": "a"}, {"prompt": "y", "id": "a"}], ["item 2", "'a'", "in item 1"]),
+        ([], ["no prompts"]),
+        ('["x"]\n{"prompt": "y"}\n', ["not JSON", "line 2", "one array"]),
+        ('[{"prompt": "x"}', ["not JSON", "one array"]),
+        ("[" * 100_000, ["not JSON"]),
+    ],
+)
+def test_a_bad_item_is_named_by_its_number(tmp_path: Path, content: object, words: list[str]) -> None:
+    path = tmp_path / "set.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(InputError) as error:
+        load_prompt_file(path)
+    assert [word for word in [str(path), *words] if word not in str(error.value)] == []
+
+
+@pytest.mark.parametrize("name", ["HumanEval.jsonl.gz", "HumanEval.jsonl"])
+def test_compressed_files(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    lines = [{"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "test": ""} for i in range(3)]
+    content = "".join(json.dumps(line) + "\n" for line in [*lines, {"prompt": "more"}]).encode()
+    path.write_bytes(gzip.compress(content))
+    prompts = load_prompt_file(path)
+    assert [prompt.id for prompt in prompts] == ["HumanEval/0", "HumanEval/1", "HumanEval/2", "HumanEval/4"]
+    assert [prompt.text for prompt in prompts[1:3]] == ["def f1():\n", "def f2():\n"]
+    assert {(prompt.task, prompt.source) for prompt in prompts} == {("HumanEval", name)}
+
+
+def test_damaged_compressed_files(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"prompt": "x"}\n' * 50)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 0xFF
+    for number, content in enumerate((whole[:-9], whole[:6], bytes(damaged))):
+        path = tmp_path / f"{number}.jsonl.gz"
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="damaged gzip"):
+            load_prompt_file(path)
+    path.write_bytes(gzip.compress(b'{"prompt": "fine"}\nnull\n'))
+    with pytest.raises(InputError, match=r"2\.jsonl\.gz:2: a JSON null"):
+        load_prompt_file(path)

@@ -31,11 +31,16 @@ SAME_PYTHON = HEADER["python"] == f"{platform.python_implementation()} {platform
 
 
 def foreign_library(folder: Path, rewrite: bool) -> Path:
-    """A copy of the modules, without the tests; or of the shorter ones, indented twice as deep."""
+    """A copy of the modules, without the tests; or of the shorter ones, indented twice as deep.
+
+    Modules that the running interpreter does not have are passed over, as `read_module` does.
+    """
     for module in (*MODULES["train"], *MODULES["held-out"]):
-        too_long = rewrite and (library_root() / module).stat().st_size > 30_000
-        if not module.startswith("test/") and not too_long:
-            text = (library_root() / module).read_text(encoding="utf-8")
+        source = library_root() / module
+        if module.startswith("test/") or not source.is_file():
+            continue
+        if not rewrite or source.stat().st_size <= 30_000:
+            text = source.read_text(encoding="utf-8")
             target = folder / module
             target.parent.mkdir(parents=True, exist_ok=True)
             changed = re.sub(r"(?m)^( +)", r"\1\1", text) if rewrite else text

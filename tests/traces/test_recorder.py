@@ -13,7 +13,7 @@ from sde_gym.decoding import autoregressive
 from sde_gym.errors import InputError
 from sde_gym.models import LayeredModel
 from sde_gym.prompts import Prompt
-from sde_gym.traces import load_traces
+from sde_gym.traces import load_traces, recorder
 from sde_gym.traces.recorder import record
 from tests.decoding.conftest import agreeing_model
 
@@ -34,7 +34,6 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def model() -> LayeredModel:
-    torch.set_num_threads(1)
     model = agreeing_model(compact=list(range(0, 40, 2)))
     model.tokenizer = Letters()
     return model
@@ -112,10 +111,46 @@ def _has_pandas() -> bool:
     return find_spec("pandas") is not None
 
 
-def test_text_cut_from_the_library_is_not_copied(model: LayeredModel, tmp_path: Path) -> None:
-    prompts = [Prompt("a", "t", "0A", "stdlib:x.py:f:1:2:ab"), Prompt("b", "t", "0B", "file.jsonl")]
+def test_text_cut_from_the_library_is_not_copied(
+    model: LayeredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(source: str) -> str:
+        if source != "reference":
+            raise InputError("no reference")
+        return "0A"
+
+    monkeypatch.setattr(recorder, "resolve_source", resolve)
+    prompts = [Prompt("a", "t", "0A", "reference"), Prompt("b", "t", "0BB", "file.jsonl")]
     record(model, prompts, tmp_path / "t", DEPTHS, max_new_tokens=4)
-    assert load_traces(tmp_path / "t").prompts == [None, "0B"]
+    traces = load_traces(tmp_path / "t")
+    assert traces.prompts == [None, "0BB"]
+    assert traces.prompt_tokens[0] is None
+    assert traces.prompt_tokens[1].tolist() == model.encode("0BB")
+    assert traces.sources == ["reference", "file.jsonl"]
+
+
+def test_only_the_texts_asked_for_come_back(model: LayeredModel, tmp_path: Path) -> None:
+    record(model, PROMPTS, tmp_path / "t", DEPTHS, max_new_tokens=4)
+    again = record(model, PROMPTS[3:5], tmp_path / "t", DEPTHS, max_new_tokens=4)
+    assert again.text_ids == ["p3", "p4"]
+    assert len(load_traces(tmp_path / "t")) == len(PROMPTS)
+
+
+def test_another_text_under_a_known_id_is_refused(model: LayeredModel, tmp_path: Path) -> None:
+    record(model, PROMPTS[:2], tmp_path / "t", DEPTHS, max_new_tokens=4)
+    with pytest.raises(InputError, match="'p1' was recorded with another text"):
+        record(model, [Prompt("p1", "t", "777", "")], tmp_path / "t", DEPTHS, max_new_tokens=4)
+    with pytest.raises(InputError, match="same id"):
+        record(model, [PROMPTS[0], PROMPTS[0]], tmp_path / "t", DEPTHS, max_new_tokens=4)
+
+
+def test_a_prompt_that_cannot_be_encoded_is_named_before_work_starts(
+    model: LayeredModel, tmp_path: Path
+) -> None:
+    prompts = [*PROMPTS[:2], Prompt("long", "t", "0" * 300, "")]
+    with pytest.raises(InputError, match=r"prompt 'long': .*300 tokens"):
+        record(model, prompts, tmp_path / "t", DEPTHS, max_new_tokens=4)
+    assert not (tmp_path / "t").exists()
 
 
 def test_another_model_or_other_depths_do_not_mix(model: LayeredModel, tmp_path: Path) -> None:
