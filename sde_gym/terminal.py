@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
@@ -79,12 +79,13 @@ def warnings_as_sentences() -> Iterator[None]:
     before = warnings.showwarning
     package = Path(__file__).parent
 
-    def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int,
+             file: TextIO | None = None, line: str | None = None) -> None:  # fmt: skip
         if issubclass(category, UserWarning) and package in Path(filename).parents:
             console = Console(stderr=True, highlight=False)
             console.print(Text.assemble(("note: ", "bold"), str(message)), soft_wrap=True)
         else:
-            before(message, category, filename, *rest)
+            before(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
     try:

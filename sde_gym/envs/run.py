@@ -159,7 +159,7 @@ def run_controller(
 
 
 def _hidden_columns(names: tuple[str, ...], reads: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Columns that are 0 for want of a head, bool (2, m, f), where `reads`, bool (2, m), says which are read."""
+    """Columns that are 0 for want of a head, bool (2, m, f); `reads`, bool (2, m), says which are read."""
     hidden = np.zeros((*reads.shape, len(names)), dtype=bool)
     for column, name in enumerate(names):
         if name in HEAD_FEATURES:

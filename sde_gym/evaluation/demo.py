@@ -46,8 +46,8 @@ from sde_gym.offline.backend import import_d3rlpy
 from sde_gym.policies.files import load_policy
 from sde_gym.policies.rules import StaticController
 from sde_gym.prompts import Prompt, load_prompts
-from sde_gym.settings import setting
-from sde_gym.traces.recorder import DEFAULT_NEW_TOKENS, record
+from sde_gym.settings import DEFAULT_NEW_TOKENS, setting
+from sde_gym.traces.recorder import record
 
 #: Training prompts on which static settings are timed.
 TUNING_PROMPTS = 8

@@ -141,14 +141,14 @@ class BaseController:
         return not HEAD_FEATURES.isdisjoint(self.observation)
 
 
-def feature_settings(controller: Controller, k: int | None, window: int | None) -> tuple[int, int]:
+def feature_settings(controller: object, k: int | None, window: int | None) -> tuple[int, int]:
     """`k` and `window` for a run of this controller: what is given, else its own, else the defaults.
 
     A learned controller reads features made with the numbers it was trained with and no others;
     one that says None takes any.
 
     Args:
-        controller: may declare `k` and `window`.
+        controller: a controller, or whatever else reads features; may declare `k` and `window`.
         k: log-probabilities averaged by `confidence`, or None to leave it to the controller.
         window: tokens averaged by `trace`, or None likewise.
 
@@ -159,8 +159,9 @@ def feature_settings(controller: Controller, k: int | None, window: int | None) 
     for name, given, default in (("k", k, DEFAULT_K), ("window", window, DEFAULT_WINDOW)):
         own = getattr(controller, name, None)
         if given is not None and own is not None and given != own:
+            label = getattr(controller, "name", controller)
             raise InputError(
-                f"{name}: {given} was given, but {controller.name!r} was made for {name} {own}; "
+                f"{name}: {given} was given, but {label!r} was made for {name} {own}; "
                 f"leave {name} out, or give {own}"
             )
         resolved.append(given if given is not None else default if own is None else own)

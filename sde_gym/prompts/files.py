@@ -77,6 +77,7 @@ def read_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def _read(path: Path) -> tuple[str, list[tuple[int, dict[str, Any]]]]:
     """What the file's objects are counted in ("line" or "item"), and the numbered objects."""
     text = _read_text(path)
+    parsed: Iterator[tuple[int, Any]]
     if text.lstrip().startswith("["):
         unit = "item"
         parsed = enumerate(_parse_array(text, path), start=1)

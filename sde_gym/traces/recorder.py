@@ -17,10 +17,8 @@ from sde_gym.models.generation import generate_greedy
 from sde_gym.models.heads import summarise
 from sde_gym.models.layered import LayeredModel
 from sde_gym.prompts import Prompt, resolve_source
+from sde_gym.settings import DEFAULT_NEW_TOKENS
 from sde_gym.traces.store import TraceSet, TraceWriter, load_traces
-
-#: Tokens generated per prompt unless said otherwise.
-DEFAULT_NEW_TOKENS = 96
 
 #: Progress callback: texts done, texts in all, tokens recorded in this run.
 Progress = Callable[[int, int, int], None]

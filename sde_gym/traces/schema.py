@@ -229,5 +229,5 @@ def check_text(
     if len(token) > budget or len(token) != expected:
         raise InputError(
             f"{where}: {len(token)} tokens, end {end!r}, max_new_tokens {settings.max_new_tokens}, "
-            f"context_limit {settings.context_limit}, prompt_length {prompt_length}: these do not fit together"
+            f"context_limit {settings.context_limit}, prompt_length {prompt_length}: these do not fit"
         )

@@ -55,12 +55,14 @@ def test_it_trains_and_compares(toy_folder: Path, tmp_path: Path) -> None:
     rows = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
     assert list(rows) == ["plain decoding", "random", "best static", "best threshold", "LEDE"]
     assert "1.00x" in rows["plain decoding"]
+    assert "The traces hold no overrun" in result.stdout
 
 
 def test_errors_are_sentences(toy_folder: Path, tmp_path: Path) -> None:
     for arguments, message in [
         (("--traces", tmp_path / "nowhere"), "nowhere"),
         (("--traces", toy_folder, "--held-out", 1.5), "held_out is 1.5"),
+        (("--traces", toy_folder, "--seed", -1), "seed is -1; it must be at least 0"),
     ]:
         result = run(*arguments, "--out", tmp_path / "out")
         assert result.returncode == 2

@@ -46,7 +46,8 @@ class ReferenceEpisode:
         recorded = [int(token) for token in traces.tokens_of(text)]
         self.text = recorded[:max_new_tokens]  # what greedy decoding with this budget emits
         # Where the recording was cut, the cut is the budget.
-        self.allowed = max_new_tokens if traces.ends[text] == "eos" else len(self.text)
+        room = traces.manifest["context_limit"] - traces.prompt_lengths[text] + 1
+        self.allowed = min(max_new_tokens, room) if traces.ends[text] == "eos" else len(self.text)
         self.eos = set(traces.eos_token_ids)
         self.emitted = self.text[:1]
         # -log p(top-1) of each token of the hypothesis, by text position, as of where it came from.

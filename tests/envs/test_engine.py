@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,25 @@ SETTINGS: list[dict[str, Any]] = [
 )
 def test_equals_the_reference(settings: dict[str, Any], seed: int, p_match: float, p_eos: float) -> None:
     """Every observation, reward, end and counter of random episodes; 24 times 12 of them."""
-    traces = random_traces(seed, 12, p_match=p_match, p_eos=p_eos)
+    compare(random_traces(seed, 12, p_match=p_match, p_eos=p_eos), seed, settings)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 3])
+def test_the_context_limit_counts_as_budget(spare: int) -> None:
+    """Texts that end by end of text with room for only `spare` tokens more."""
+    traces = random_traces(4, 12, p_match=0.9)
+    limit = int(traces.manifest["context_limit"])
+    lengths = [
+        limit - int(traces.lengths[text]) + 1 - spare * (end == "eos") for text, end in enumerate(traces.ends)
+    ]
+    engine = compare(dataclasses.replace(traces, prompt_lengths=lengths), 4, {})
+    ended = np.array(traces.ends) == "eos"
+    expected = np.minimum(traces.lengths + spare * ended, 20)
+    assert engine.tables.budget.tolist() == expected.tolist()
+
+
+def compare(traces: TraceSet, seed: int, settings: dict[str, Any]) -> ReplayEngine:
+    """Play 12 texts in engine and reference with the same random actions; everything has to agree."""
     engine = ReplayEngine(traces, observation=NAMES, lanes=12, **settings)
     reference_settings = {
         "depths": engine.depths,
@@ -66,6 +85,7 @@ def test_equals_the_reference(settings: dict[str, Any], seed: int, p_match: floa
     for text, episode in enumerate(episodes):
         assert episode.emitted == traces.tokens_of(text)[: engine.max_new_tokens].tolist()
     assert steps > 2
+    return engine
 
 
 def test_lanes_do_not_touch_each_other(toy_traces: TraceSet) -> None:
@@ -178,7 +198,9 @@ def test_steps_add_up_to_the_counters(toy_traces: TraceSet) -> None:
 def test_texts_that_ended_can_be_given_more_budget() -> None:
     traces = random_traces(0, 3)
     ended = traces.subset([n for n, end in enumerate(traces.ends) if end != "budget"])
-    assert ReplayEngine(ended, max_new_tokens=500).tables.budget.tolist() == [500, ended.lengths[1]]
+    # The context limit counts as budget: 30 tokens fit behind and with a prompt of 3, the last need not.
+    assert ReplayEngine(ended, max_new_tokens=500).tables.budget.tolist() == [28, ended.lengths[1]]
+    assert ReplayEngine(ended, max_new_tokens=25).tables.budget.tolist() == [25, ended.lengths[1]]
     with pytest.raises(InputError, match=r"max_new_tokens: 21 is out of range \(2..20\)"):
         ReplayEngine(traces, max_new_tokens=21)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.lede import LEDEEnv
 from sde_gym.envs.run import run_controller
-from sde_gym.envs.static import run_static
+from sde_gym.envs.static import rank_correlation, reward_ranking, run_static
 from sde_gym.errors import InputError
 from sde_gym.policies.controller import BaseController, Controller, RoundOutcome, View
+from sde_gym.policies.observation import EXTENDED, HEAD_FEATURES, Phase
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
 from sde_gym.traces import TraceSet
 from tests.builders import random_traces, written_traces
@@ -199,3 +201,94 @@ def test_the_return_ranks_like_speed_over_static_settings() -> None:
 
 def test_engine_and_runner_share_defaults(toy_traces: TraceSet) -> None:
     assert ReplayEngine(toy_traces).depths == run_controller(toy_traces, RandomController()).depths
+
+
+class Seer(BaseController):
+    """Keeps what it is shown; reads the heads of the first phase at the given depths only."""
+
+    name = "seer"
+    observation = EXTENDED
+
+    def __init__(self, read: set[int], k: int | None = None, window: int | None = None) -> None:
+        self.read, self.k, self.window = read, k, window
+        self.seen: list[View] = []
+
+    def reads(self, phase: int, depth_index: int) -> bool:
+        return phase == Phase.SELECT and depth_index in self.read
+
+    def act(self, view: View) -> np.ndarray:
+        self.seen.append(dataclasses.replace(view, observation=view.observation.copy()))
+        return RandomController(0.4, seed=1, p_draft=0.7).act(view)
+
+
+def test_heads_that_are_not_read_show_nothing_and_the_rest_is_always_there(toy_traces: TraceSet) -> None:
+    everything, some = Seer({0, 1, 2}), Seer({0, 2})
+    everything.reads = lambda phase, depth_index: True  # type: ignore[method-assign]
+    run_controller(toy_traces, everything)
+    run_controller(toy_traces, some)
+    head = np.array([name in HEAD_FEATURES for name in EXTENDED])
+    stable = EXTENDED.index("stable")
+    hidden_stable = 0
+    for whole, partial in zip(everything.seen, some.seen, strict=True):
+        np.testing.assert_array_equal(partial.observation[:, ~head], whole.observation[:, ~head])
+        read = (partial.phase == Phase.SELECT) & (partial.depth_index != 1)
+        assert not partial.observation[~read][:, head].any()
+        expected = whole.observation.copy()
+        hidden_stable += int(expected[read & (partial.depth_index == 2), stable].sum())
+        expected[partial.depth_index == 2, stable] = 0  # the head at index 1 was not read
+        np.testing.assert_array_equal(partial.observation[read], expected[read])
+    assert hidden_stable > 0
+    assert set(EXTENDED) > HEAD_FEATURES
+
+
+def test_a_controller_brings_its_k_and_window(toy_traces: TraceSet) -> None:
+    own, given, default = Seer({0}, k=3, window=2), Seer({0}), Seer({0})
+    run_controller(toy_traces, own)
+    run_controller(toy_traces, given, k=3, window=2)
+    run_controller(toy_traces, default)
+    for mine, same in zip(own.seen, given.seen, strict=True):
+        np.testing.assert_array_equal(mine.observation, same.observation)
+    for column in (EXTENDED.index("confidence"), EXTENDED.index("trace")):
+        assert any(
+            (mine.observation[:, column] != other.observation[:, column]).any()
+            for mine, other in zip(own.seen, default.seen, strict=True)
+        )
+    run_controller(toy_traces, Seer({0}, k=3, window=2), k=3)
+    for wrong in ({"k": 5}, {"window": 8}):
+        (name,) = wrong
+        with pytest.raises(InputError, match=f"{name}: . was given, but 'seer' was made for {name} "):
+            run_controller(toy_traces, Seer({0}, k=3, window=2), **wrong)
+
+
+def test_a_huge_window_is_the_whole_text(toy_traces: TraceSet) -> None:
+    engines = [ReplayEngine(toy_traces, observation=("trace",), window=window) for window in (20, 10**30)]
+    rows = [engine.reset_lanes([0], [1]) for engine in engines]
+    over = False
+    while not over:
+        np.testing.assert_array_equal(*rows)
+        steps = [engine.step([1]) for engine in engines]
+        rows, over = [step[0] for step in steps], bool(steps[0][2][0])
+    assert engines[1]._sums.nbytes < 1000
+
+
+def test_speed_reward_of_static_settings() -> None:
+    traces = random_traces(5, 9, p_match=1.0)
+    for length in (1, 4, 12):
+        replay = run_controller(traces, StaticController(3, length), reward="speed")
+        assert run_static(traces, 3, length, reward="speed").returns == pytest.approx(replay.returns)
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 40, 90]) == pytest.approx(1.0)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    # Ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4: 4.5 / sqrt(4.5 x 5).
+    assert rank_correlation([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(4.5 / 22.5**0.5)
+    for undefined in (([1], [2]), ([1, 1], [1, 2]), ([1, float("nan")], [1, 2])):
+        assert np.isnan(rank_correlation(*undefined))
+
+
+def test_rewards_are_ranked_against_speed(toy_traces: TraceSet) -> None:
+    """The speed reward is speed but for a constant, so its ranking is perfect."""
+    assert reward_ranking(toy_traces, reward="speed") == pytest.approx(1.0)
+    assert -1 <= reward_ranking(toy_traces, max_draft=4) <= 1
+    assert np.isnan(reward_ranking(toy_traces, reward=lambda outcome: outcome.emitted.astype(float)))

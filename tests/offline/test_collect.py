@@ -208,3 +208,13 @@ def test_bad_arguments_are_refused(toy_traces: TraceSet, changes: dict, message:
     arguments = {"behaviour": UniformRandom(), "episodes": 3, "seed": 0, **changes}
     with pytest.raises(InputError, match=message):
         collect(toy_traces, **arguments)
+
+
+def test_a_behaviour_brings_its_k_and_window(toy_traces: TraceSet) -> None:
+    controller = ThresholdController(0.5)
+    controller.k, controller.window = 3, 2
+    own = collect(toy_traces, EpsilonGreedy(controller, 0.2), 6, 0)
+    given = collect(toy_traces, EpsilonGreedy(ThresholdController(0.5), 0.2), 6, 0, k=3, window=2)
+    np.testing.assert_array_equal(own.observation, given.observation)
+    with pytest.raises(InputError, match="k: 5 was given, but"):
+        collect(toy_traces, EpsilonGreedy(controller, 0.2), 6, 0, k=5)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sde_gym.envs.rewards import StepOutcome
 from sde_gym.envs.run import run_controller
+from sde_gym.envs.static import reward_ranking
 from sde_gym.errors import InputError
 from sde_gym.offline import DQNSettings, load_transitions, train_policy
 from sde_gym.policies.files import load_policy
@@ -75,6 +78,7 @@ def test_the_folder_holds_everything_and_says_what_it_is(toy_traces: TraceSet, t
     assert policy.meta["training"] == saved["settings"]
     best = max(log, key=lambda row: row["return"])
     assert policy.meta["provenance"]["checkpoint"] == best
+    assert policy.meta["provenance"]["reward_speed_rank_correlation"] == reward_ranking(toy_traces)
     assert policy.meta["provenance"]["transitions"] == len(load_transitions(out / "transitions.npz"))
     for controller in (policy, trained.policy):
         assert run_controller(toy_traces, controller).returns.mean() == pytest.approx(best["return"])
@@ -145,6 +149,49 @@ def test_depths_and_features_of_the_settings_reach_the_policy(toy_traces: TraceS
     with pytest.raises(InputError, match=r"trained with depths \(2, 6\)"):
         run_controller(toy_traces, policy)
     run_controller(toy_traces, policy, depths=(2, 6), max_draft=3)
+
+
+@pytest.mark.parametrize("changes", [{"depths": (5,)}, {"reward": "fame"}, {"k": 9}, {"n_steps": 0}])
+def test_a_run_that_cannot_start_leaves_what_was_there(
+    toy_traces: TraceSet, tmp_path: Path, changes: dict
+) -> None:
+    train_policy(toy_traces, tmp_path, SMALL)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError):
+        train_policy(toy_traces, tmp_path, dataclasses.replace(SMALL, **changes))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_policy_survives_missing_d3rlpy(
+    toy_traces: TraceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_policy(toy_traces, tmp_path, SMALL)
+    monkeypatch.setitem(sys.modules, "d3rlpy", None)
+    with pytest.raises(InputError, match="needs d3rlpy"):
+        train_policy(toy_traces, tmp_path, dataclasses.replace(SMALL, gamma=0.5))
+    assert load_policy(tmp_path).meta["training"] == SMALL.to_json()
+
+
+def exits_cost_nothing(outcome: StepOutcome) -> np.ndarray:
+    """A reward by name."""
+    return outcome.emitted.astype(np.float64)
+
+
+def test_transitions_of_an_imported_reward_are_never_reused(toy_traces: TraceSet, tmp_path: Path) -> None:
+    settings = dataclasses.replace(SMALL, reward=f"{__name__}:exits_cost_nothing")
+    train_policy(toy_traces, tmp_path, settings)
+    trained = train_policy(toy_traces, tmp_path, settings)
+    assert not trained.reused
+    assert load_policy(tmp_path).meta["provenance"]["reward_speed_rank_correlation"] is None
+
+
+def test_another_budget_is_another_request(toy_traces: TraceSet, tmp_path: Path) -> None:
+    ended = toy_traces.subset([n for n, end in enumerate(toy_traces.ends) if end == "eos"])
+    train_policy(ended, tmp_path, SMALL)
+    for name in ("max_new_tokens", "context_limit"):
+        manifest = {**ended.manifest, name: ended.manifest[name] + 1}
+        other = dataclasses.replace(ended, manifest=manifest)
+        assert not train_policy(other, tmp_path, SMALL).reused
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_round_trip_through_json() -> None:
 def test_every_field_has_a_line_of_help_and_the_defaults_are_valid() -> None:
     for field in dataclasses.fields(DQNSettings):
         assert len(field.metadata["help"]) > 10, field.name
-    DQNSettings().check()
+    DQNSettings()
 
 
 def test_observation_sets() -> None:
@@ -29,7 +29,7 @@ def test_observation_sets() -> None:
     assert DQNSettings(observation="extended").features == EXTENDED
     assert DQNSettings(observation="top1, depth").features == ("top1", "depth")
     with pytest.raises(InputError, match="mood"):
-        DQNSettings(observation="top1,mood").check()
+        DQNSettings(observation="top1,mood")
 
 
 def test_unknown_settings_are_refused() -> None:
@@ -54,9 +54,16 @@ def test_unknown_settings_are_refused() -> None:
         ({"hidden": ()}, "hidden is"),
         ({"hidden": (64, 0)}, "hidden is"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**63}, r"seed is 9223372036854775808; it must be at least 0 and below 2\*\*63"),
+        ({"seed": "0"}, "seed is '0'; it must be a whole number"),
+        ({"k": 5.0}, "k is 5.0; it must be a whole number"),
+        ({"gamma": "0.9"}, "gamma is '0.9'; it must be a number"),
+        ({"hidden": (8.5,)}, "hidden is"),
+        ({"double": 1}, "double is 1"),
+        ({"observation": ("top1",)}, "observation is"),
         ({"threads": 0}, "threads is 0"),
     ],
 )
 def test_settings_that_train_nothing_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        DQNSettings(**changes).check()
+        DQNSettings(**changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from sde_gym.errors import InputError
-from sde_gym.policies.files import load_policy, policy_paths, save_policy
+from sde_gym.policies.files import METADATA_KEY, load_policy, policy_paths, save_policy, weights_hash
 from sde_gym.policies.qnetwork import QController, QNetwork
 
 
@@ -42,17 +42,19 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def edit_json(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = folder / "policy.json"
-    meta = json.loads(path.read_text())
+def rewrite(
+    folder: Path,
+    change: Callable[[dict[str, Any]], object] = lambda meta: None,
+    tensors: dict[str, np.ndarray] | None = None,
+) -> None:
+    """The policy with another description or other tensors and a hash that fits, as a careless tool would."""
+    path = folder / "policy.safetensors"
+    with safe_open(path, "np") as stored:
+        meta = json.loads(stored.metadata()[METADATA_KEY])
+    kept = tensors or load_tensors(path.read_bytes())
+    meta["weights_sha256"] = weights_hash(kept)
     change(meta)
-    path.write_text(json.dumps(meta))
-
-
-def replace_weights(folder: Path, weights: bytes) -> None:
-    """Other weights with a hash that fits, as a careless tool would leave them."""
-    (folder / "policy.safetensors").write_bytes(weights)
-    edit_json(folder, lambda meta: meta.update(weights_sha256=hashlib.sha256(weights).hexdigest()))
+    path.write_bytes(save_tensors(kept, {METADATA_KEY: json.dumps(meta)}))
 
 
 def test_round_trip_is_exact(saved: Path) -> None:
@@ -84,29 +86,56 @@ def test_saving_again_replaces_and_leaves_no_other_file(saved: Path) -> None:
     assert sorted(path.name for path in saved.iterdir()) == ["policy.json", "policy.safetensors"]
 
 
-@pytest.mark.parametrize("half", ["policy.json", "policy.safetensors"])
-def test_half_a_pair_is_refused(saved: Path, half: str) -> None:
-    (saved / half).unlink()
-    with pytest.raises(InputError, match=f"{half}: no such file, though .* is there"):
+def test_a_missing_policy_is_named(saved: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere.safetensors: no such file; the .safetensors file is"):
+        load_policy(saved / "nowhere")
+    (saved / "policy.safetensors").unlink()
+    with pytest.raises(InputError, match=r"no such file, though policy.json is there"):
         load_policy(saved)
 
 
-def test_no_pair_at_all(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere.safetensors: no such file; a policy is"):
-        load_policy(tmp_path / "nowhere")
+@pytest.mark.parametrize("copy", [None, "{", "[]", "other"])
+def test_the_copy_is_not_needed_and_not_believed(saved: Path, tmp_path: Path, copy: str | None) -> None:
+    """A kill between the two renames leaves the new policy beside the old copy, or beside none."""
+    if copy is None:
+        (saved / "policy.json").unlink()
+    elif copy == "other":
+        save_policy(tmp_path / "other", make_policy(seed=1), traces="set-8")
+        (saved / "policy.json").write_bytes((tmp_path / "other.json").read_bytes())
+    else:
+        (saved / "policy.json").write_text(copy)
+    back = load_policy(saved)
+    assert back.meta["traces"] == "set-7"
+    rows = np.zeros((1, 3), dtype=np.float32)
+    np.testing.assert_array_equal(back.network(rows), make_policy().network(rows))
+
+
+def test_the_copy_says_what_the_policy_says(saved: Path) -> None:
+    assert json.loads((saved / "policy.json").read_text()) == load_policy(saved).meta
 
 
 def test_cut_or_altered_weights_are_refused(saved: Path) -> None:
-    weights = (saved / "policy.safetensors").read_bytes()
-    (saved / "policy.safetensors").write_bytes(weights[:-40])
-    with pytest.raises(InputError, match=r"policy.safetensors: its SHA-256 is not the one in policy.json"):
+    path = saved / "policy.safetensors"
+    content = path.read_bytes()
+    for cut in (content[:-40], content[:200], content[:5], b""):
+        path.write_bytes(cut)
+        with pytest.raises(InputError, match=r"policy.safetensors: not a safetensors file, or a cut one"):
+            load_policy(saved)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(InputError, match=r"policy.safetensors: the SHA-256 of its weights is not"):
         load_policy(saved)
-    replace_weights(saved, weights[:-40])
-    with pytest.raises(InputError, match=r"policy.safetensors: not a safetensors file"):
-        load_policy(saved)
-    replace_weights(saved, b"")
-    with pytest.raises(InputError, match="not a safetensors file"):
-        load_policy(saved)
+
+
+def test_other_safetensors_files_are_refused(saved: Path) -> None:
+    tensors = load_tensors((saved / "policy.safetensors").read_bytes())
+    for metadata in (None, {"format": "pt"}, {METADATA_KEY: "{"}):
+        (saved / "policy.safetensors").write_bytes(save_tensors(tensors, metadata))
+        with pytest.raises(InputError, match=r"policy.safetensors: not a policy file"):
+            load_policy(saved)
+    for other in ("[]", "null", '"policy"'):
+        (saved / "policy.safetensors").write_bytes(save_tensors(tensors, {METADATA_KEY: other}))
+        with pytest.raises(InputError, match=r"policy.safetensors: not a policy file"):
+            load_policy(saved)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +149,8 @@ def test_cut_or_altered_weights_are_refused(saved: Path) -> None:
 )
 def test_weights_that_do_not_fit_are_refused(saved: Path, name: str, array: np.ndarray, message: str) -> None:
     tensors = load_tensors((saved / "policy.safetensors").read_bytes())
-    replace_weights(saved, save_tensors({**tensors, name: array}))
-    with pytest.raises(InputError, match=f"policy.json: .*{message}"):
+    rewrite(saved, tensors={**tensors, name: array})
+    with pytest.raises(InputError, match=f"policy.safetensors: .*{message}"):
         load_policy(saved)
 
 
@@ -129,7 +158,7 @@ def test_weights_that_do_not_fit_are_refused(saved: Path, name: str, array: np.n
     ("change", "message"),
     [
         (lambda m: m.update(format="other"), "not a policy file"),
-        (lambda m: m.update(format_version=2), "format version 2; this package reads version 1"),
+        (lambda m: m.update(format_version=3), "format version 3; this package reads version 2"),
         (lambda m: m.update(format_version="1"), "format version '1'"),
         (lambda m: m.pop("depths"), "depths is None, expected a value of type list"),
         (lambda m: m.update(max_draft="12"), "max_draft is '12'"),
@@ -147,14 +176,9 @@ def test_weights_that_do_not_fit_are_refused(saved: Path, name: str, array: np.n
         (lambda m: m["architecture"].pop("sizes"), "sizes"),
     ],
 )
-def test_json_that_does_not_fit_is_refused(saved: Path, change: Callable[[dict], None], message: str) -> None:
-    edit_json(saved, change)
-    with pytest.raises(InputError, match=f"policy.json: .*{message}"):
-        load_policy(saved)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "null", '"policy"'])
-def test_json_that_is_none_is_refused(saved: Path, text: str) -> None:
-    (saved / "policy.json").write_text(text)
-    with pytest.raises(InputError, match=r"policy.json: not a"):
+def test_a_description_that_does_not_fit_is_refused(
+    saved: Path, change: Callable[[dict], None], message: str
+) -> None:
+    rewrite(saved, change)
+    with pytest.raises(InputError, match=f"policy.safetensors: .*{message}"):
         load_policy(saved)

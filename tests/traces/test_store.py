@@ -30,7 +30,7 @@ ARRAYS = (
     "final_logprobs",
     "final_gap",
 )
-LISTS = ("text_ids", "tasks", "ends", "prompts", "sources")
+LISTS = ("text_ids", "tasks", "ends", "prompt_lengths", "prompts", "sources")
 
 
 def assert_equal(left: TraceSet, right: TraceSet) -> None:
@@ -41,7 +41,9 @@ def assert_equal(left: TraceSet, right: TraceSet) -> None:
     for name in LISTS:
         assert getattr(left, name) == getattr(right, name), name
     for mine, other in zip(left.prompt_tokens, right.prompt_tokens, strict=True):
-        np.testing.assert_array_equal(mine, other)
+        assert (mine is None) == (other is None)
+        if mine is not None:
+            np.testing.assert_array_equal(mine, other)
     assert (left.depths, left.num_layers, left.k) == (right.depths, right.num_layers, right.k)
 
 
@@ -120,6 +122,7 @@ def test_short_texts_are_listed_not_stored(tmp_path: Path, toy_traces: TraceSet)
         ("depths", [2, 3]),
         ("k", 4),
         ("max_new_tokens", 21),
+        ("context_limit", 31),
         ("head", "compact"),
         ("dtype", "bfloat16"),
         ("eos_token_ids", [0, 1]),
@@ -138,6 +141,9 @@ def test_resuming_with_another_setting_is_refused(
         ({"text_id": "toy/0"}, "already in"),
         ({"end": "stop"}, "'stop' is not one of"),
         ({"end": "context"}, "end is 'context'"),
+        ({"prompt_length": 5}, r"prompt_tokens has shape \(4,\), expected \(5,\)"),
+        ({"prompt_tokens": None, "prompt_length": 0}, "prompt_length 0 is below 1"),
+        ({"prompt_tokens": None, "prompt_length": 12}, "20 tokens, end 'budget', .* prompt_length 12"),
         ({"entropy": np.zeros((3, 3))}, r"entropy has shape \(3, 3\)"),
         ({"final_gap": np.full(20, np.nan)}, "final_gap holds a value that is not finite"),
         ({"token": np.zeros(20, np.int32)}, "before the last token"),
@@ -149,6 +155,7 @@ def test_texts_that_cannot_be_are_refused(
     writer = open_writer(tmp_path, toy_traces)
     writer.add_text(**text_arguments(toy_traces, 0))
     arguments = {**text_arguments(toy_traces, 1), "text_id": "new"}  # a text of 20 tokens
+    arguments["prompt_tokens"] = [1, 2, 3, 4]
     arguments |= {"end": "budget"} | changes
     if arguments["end"] == "context":
         arguments["token"] = np.append(arguments["token"][:-1], 0)
@@ -231,6 +238,26 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "depth beyond the model": (
         lambda folder: change_manifest(folder, depths=[2, 8]),
         "manifest.json: depths: 8 is outside 1..7",
+    ),
+    "depths that are no numbers": (
+        lambda folder: change_manifest(folder, depths=["a"]),
+        "manifest.json: .*'a'",
+    ),
+    "no context limit": (
+        lambda folder: change_manifest(folder, context_limit=None),
+        "manifest.json: .*context_limit missing",
+    ),
+    "smaller context": (
+        lambda folder: change_manifest(folder, context_limit=12),
+        "text 'toy/.*context_limit 12",
+    ),
+    "other prompt": (
+        lambda folder: change_table(
+            folder,
+            "texts-00000.parquet",
+            set_column("prompt_length", lambda column: pa.array([2] * len(column), pa.int32())),
+        ),
+        "prompt_length is 2, but it has",
     ),
     "depth not stored": (
         lambda folder: change_manifest(folder, depths=[2, 4]),
@@ -335,3 +362,16 @@ def test_text_ids(toy_traces: TraceSet) -> None:
 
 def test_store_traces_with_any_shard_size_is_the_same(tmp_path: Path, toy_traces: TraceSet) -> None:
     assert_equal(load_traces(store_traces(tmp_path / "one", toy_traces, texts_per_shard=100)), toy_traces)
+
+
+def test_a_prompt_kept_as_a_reference_is_stored_neither_as_text_nor_as_tokens(
+    toy_traces: TraceSet, toy_folder: Path
+) -> None:
+    texts = pq.read_table(toy_folder / "texts-00000.parquet").to_pylist()
+    assert texts[1]["prompt"] is None
+    assert texts[1]["prompt_tokens"] is None
+    assert texts[1]["prompt_length"] == toy_traces.prompt_lengths[1]
+    part = load_traces(toy_folder).subset([1, 0])
+    assert part.prompt_tokens[0] is None
+    assert part.prompt_tokens[1] is not None
+    assert part.prompt_lengths == [toy_traces.prompt_lengths[1], toy_traces.prompt_lengths[0]]
