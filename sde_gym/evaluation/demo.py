@@ -1,5 +1,9 @@
 """The whole path in one run: record, train offline, decode for real, compare, report.
 
+The policy is offered the depth of the best static setting and, as always, the full model: on
+traces without overrun rows it does not learn what drafting on behind a mistake costs, and
+with more depths to choose from it drafted too eagerly (`docs/evaluation.md`).
+
 Everything a stage makes goes into the output folder as soon as it exists, so that an
 interrupted run leaves a usable folder, and a repeated one takes up what is there: traces are
 resumed, exploratory episodes reused. The methods are compared on prompts that neither the
@@ -15,7 +19,7 @@ import os
 import platform
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -63,11 +67,16 @@ class DemoSettings:
     model: str = setting("stdlib-20m", "model: a shipped name, a local path or a hub id")
     train_prompts: str = setting("stdlib:train", "prompt set or JSONL file to record and learn from")
     test_prompts: str = setting("stdlib:held-out", "prompt set or JSONL file to measure on")
-    train_limit: int = setting(96, "prompts recorded")
-    test_limit: int = setting(16, "prompts measured")
+    train_limit: int = setting(80, "prompts recorded")
+    test_limit: int = setting(12, "prompts measured")
     max_new_tokens: int = setting(DEFAULT_NEW_TOKENS, "tokens generated per prompt")
-    depths: tuple[int, ...] = setting((2, 3, 4, 6), "candidate exit depths offered to the policy")
-    gradient_steps: int = setting(10_000, "gradient steps of the offline DQN")
+    depths: tuple[int, ...] = setting(
+        (2, 3, 4, 6, 8), "exit depths recorded, and tried by the static setting"
+    )
+    policy_depths: tuple[int, ...] = setting(
+        (), "exit depths offered to the policy; the static setting's if none"
+    )
+    gradient_steps: int = setting(12_000, "gradient steps of the offline DQN")
     episodes: int = setting(600, "exploratory episodes in the replay buffer")
     repeats: int = setting(2, "passes over the measured prompts")
     threads: int = setting(2, "torch threads")
@@ -115,6 +124,9 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
     import_d3rlpy()
     model = load_model(settings.model)
     model.check_depths(settings.depths)
+    for depth in settings.policy_depths:
+        if depth not in settings.depths:
+            raise InputError(f"policy_depths: {depth} is not one of the recorded depths {settings.depths}")
     train = load_prompts(settings.train_prompts)[: settings.train_limit]
     test = _unseen(load_prompts(settings.test_prompts), train)[: settings.test_limit]
     encoded_test = _encoded(model, test)
@@ -136,15 +148,6 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
         (out / stale).unlink(missing_ok=True)
     write_json(out / "settings.json", asdict(settings))
 
-    progress("train the policy", 0, dqn.gradient_steps)
-    train_policy(
-        traces,
-        out / "policy",
-        dqn,
-        progress=lambda done, total, metrics: progress("train the policy", done, total, _note(metrics)),
-    )
-    policy = load_policy(out / "policy" / "policy")
-
     progress("tune the static setting", 0, len(encoded_train))
     static, timed = best_static(
         model,
@@ -153,6 +156,15 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
         tokens,
         progress=lambda done, total: progress("tune the static setting", done, total),
     )
+
+    progress("train the policy", 0, dqn.gradient_steps)
+    train_policy(
+        traces,
+        out / "policy",
+        replace(dqn, depths=settings.policy_depths or (static.exit_depth,)),
+        progress=lambda done, total, metrics: progress("train the policy", done, total, _note(metrics)),
+    )
+    policy = load_policy(out / "policy" / "policy")
 
     methods: dict[str, Method] = {
         "ar": ar_method(model, tokens),
@@ -163,7 +175,7 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
         "static": controller_method(
             model, StaticController(static.exit_depth, static.draft_length), traces.depths, tokens
         ),
-        "lede": controller_method(model, policy, traces.depths, tokens),
+        "lede": controller_method(model, policy, policy.depths, tokens),
     }
     progress("measure", 0, len(test) * settings.repeats)
     log = (out / "measurements.jsonl").open("w", encoding="utf-8")

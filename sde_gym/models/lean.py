@@ -128,7 +128,13 @@ class LeanStack:
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm in float32, cast back, as transformers computes it."""
         if self.dtype is torch.float32:
-            return F.rms_norm(x, (x.shape[-1],), weight, self.epsilon)
+            # x / sqrt(mean(x^2) + e) * w, with the factor sqrt(width) moved to the numerator: four
+            # small operations, half the time of `F.rms_norm` for a few rows on a CPU.
+            root = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            width = x.shape[-1]
+            return (
+                x / torch.hypot(root, root.new_tensor((width * self.epsilon) ** 0.5)) * (weight * width**0.5)
+            )
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
         return weight * wide.to(self.dtype)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sde_gym.errors import InputError
@@ -27,6 +28,7 @@ def settings(tiny_model_folder: Path, prompt_files: tuple[Path, Path]) -> DemoSe
         test_limit=4,
         max_new_tokens=24,
         depths=(1, 2),
+        policy_depths=(),
         gradient_steps=200,
         episodes=40,
         repeats=1,
@@ -51,7 +53,8 @@ def test_the_whole_path(settings: DemoSettings, tmp_path: Path) -> None:
     page = (out / "report.html").read_text()
     assert "test/12" in page
     assert "http" not in page.replace("http://www.w3.org", "")  # nothing is fetched
-    assert load_policy(out / "policy" / "policy").depths == (1, 2)
+    static = next(row for row in results["rows"] if row["method"] == "static")
+    assert load_policy(out / "policy" / "policy").depths == (static["exit_depth"],)
     ended = {stage for stage, done, total in stages if done == total}
     assert ended == {"record traces", "train the policy", "tune the static setting", "measure"}
     # Taking up again: nothing is recorded a second time.
@@ -64,7 +67,7 @@ def test_the_whole_path(settings: DemoSettings, tmp_path: Path) -> None:
     assert [s.layer_speedup for s in grid] == sorted((s.layer_speedup for s in grid), reverse=True)
 
 
-STAGES = ("record traces", "train the policy", "tune the static setting", "measure")
+STAGES = ("record traces", "tune the static setting", "train the policy", "measure")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -80,20 +83,20 @@ def test_an_interrupted_run_leaves_a_usable_folder(
     assert not (tmp_path / "results.json").exists()
     if stage != "record traces":
         assert len(load_traces(tmp_path / "traces")) == 12
-    if stage in STAGES[2:]:
-        assert load_policy(tmp_path / "policy" / "policy").depths == (1, 2)
+    if stage == "measure":
+        assert len(load_policy(tmp_path / "policy" / "policy").depths) == 1
     assert run_demo(settings, tmp_path)["prompts"]["recorded"] == 12
 
 
 def test_what_an_earlier_run_recorded_is_not_trained_on(settings: DemoSettings, tmp_path: Path) -> None:
     """A folder that holds more texts, the test prompts among them, gives what a fresh one gives."""
-    both = replace(settings, train_limit=8, test_prompts=settings.train_prompts)
+    both = replace(settings, train_limit=8, test_prompts=settings.train_prompts, policy_depths=(1,))
     run_demo(replace(settings, train_limit=12), tmp_path / "used")
     used, fresh = run_demo(both, tmp_path / "used"), run_demo(both, tmp_path / "fresh")
     assert used["prompts"] == fresh["prompts"]
     assert used["prompts"]["recorded"] == 8
-    weights = [(tmp_path / n / "policy" / "policy.safetensors").read_bytes() for n in ("used", "fresh")]
-    assert weights[0] == weights[1]
+    policies = [load_policy(tmp_path / n / "policy" / "policy") for n in ("used", "fresh")]
+    np.testing.assert_array_equal(policies[0].network.layers[0][0], policies[1].network.layers[0][0])
 
 
 def test_a_refused_run_changes_nothing(settings: DemoSettings, tmp_path: Path) -> None:
