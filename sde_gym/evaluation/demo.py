@@ -73,8 +73,8 @@ class DemoSettings:
     depths: tuple[int, ...] = setting(
         (2, 3, 4, 6, 8), "exit depths recorded, and tried by the static setting"
     )
-    policy_depths: tuple[int, ...] = setting(
-        (), "exit depths offered to the policy; the static setting's if none"
+    policy_depths: tuple[int, ...] | None = setting(
+        None, "exit depths offered to the policy; the static setting's if none"
     )
     gradient_steps: int = setting(12_000, "gradient steps of the offline DQN")
     episodes: int = setting(600, "exploratory episodes in the replay buffer")
@@ -124,7 +124,7 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
     import_d3rlpy()
     model = load_model(settings.model)
     model.check_depths(settings.depths)
-    for depth in settings.policy_depths:
+    for depth in settings.policy_depths or ():
         if depth not in settings.depths:
             raise InputError(f"policy_depths: {depth} is not one of the recorded depths {settings.depths}")
     train = load_prompts(settings.train_prompts)[: settings.train_limit]

@@ -28,7 +28,6 @@ def settings(tiny_model_folder: Path, prompt_files: tuple[Path, Path]) -> DemoSe
         test_limit=4,
         max_new_tokens=24,
         depths=(1, 2),
-        policy_depths=(),
         gradient_steps=200,
         episodes=40,
         repeats=1,
