@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -141,11 +142,13 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows of `results.json`, one method a line."""
     from sde_gym.evaluation.report import COLUMNS, method_name, row_figures, row_identical
 
-    table = Table()
-    table.add_column("Method", no_wrap=True)
+    # Figures are never cut: where the terminal is narrow, the names give way.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("Method")
     for _, heading, _ in COLUMNS:
-        table.add_column(heading, justify="right")
-    table.add_column("Identical to AR", justify="right")
+        width = max(len(word) for word in heading.split())
+        table.add_column(heading, justify="right", min_width=width)
+    table.add_column("Identical to AR", justify="right", min_width=len("Identical"))
     for row in rows:
         style = "bold" if row["method"] == "lede" else None
         table.add_row(method_name(row), *row_figures(row), row_identical(row), style=style)

@@ -18,7 +18,7 @@ import torch
 
 from sde_gym.decoding.result import DecodeResult, Round, check_request
 from sde_gym.errors import InputError
-from sde_gym.models.heads import summarise
+from sde_gym.models.heads import summarise_row
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.sequence import Sequence
 from sde_gym.policies.controller import Controller, RoundOutcome, View, feature_settings
@@ -101,6 +101,8 @@ class _Decoder:
         self.names = controller.observation
         self.needs_trace = "trace" in self.names
         self.free_columns = [n for n, name in enumerate(self.names) if name not in HEAD_FEATURES]
+        compact = model.compact_vocabulary
+        self.vocabulary: list[int] | None = None if compact is None else compact.tolist()
         self.surprise: list[float] = []  # -log p(top-1) of every token of the hypothesis, by text position
         self.drafted = self.accepted = 0
         self.text = np.array([text], np.int64)
@@ -216,13 +218,12 @@ class _Decoder:
                 torch.cuda.synchronize(logits.device)
         started = time.perf_counter()
         if reads:
-            ids, best, spread = summarise(logits, max(self.k, 2), self.vocabulary(index))
-            proposal = int(ids[0, 0])
-            top_logprobs = best.numpy() if best.device.type == "cpu" else best.cpu().numpy()
-            self._last_surprise = -float(top_logprobs[0, 0])
+            columns, best, entropy = summarise_row(logits[0].cpu().numpy(), max(self.k, 2))
+            proposal = self._token(int(columns[0]))
+            self._last_surprise = -float(best[0])
             stable = phase == Phase.SELECT and previous == proposal
             rows = self._observe(
-                self.names, phase, index, len(proposals), chain, top_logprobs, float(spread), stable
+                self.names, phase, index, len(proposals), chain, best[np.newaxis], entropy, stable
             )
         elif self.free_columns:  # what needs no head is shown all the same
             names = tuple(self.names[column] for column in self.free_columns)
@@ -264,9 +265,9 @@ class _Decoder:
             k=self.k,
         )
 
-    def vocabulary(self, index: int) -> torch.Tensor | None:
-        """Full-vocabulary ids of the head's columns at candidate depth `index`."""
-        return self.model.heads.vocabulary(self.depths[index])
+    def _token(self, column: int) -> int:
+        """Full-vocabulary id of an exit head's column."""
+        return column if self.vocabulary is None else self.vocabulary[column]
 
     _last_surprise = 0.0
 
@@ -276,9 +277,7 @@ class _Decoder:
         logits = self._logits(index)
         if self.needs_trace or "chain" in self.names:
             self._last_surprise = _surprise(logits)[0]
-        column = int(logits.argmax())
-        vocabulary = self.vocabulary(index)
-        return column if vocabulary is None else int(vocabulary[column])
+        return self._token(int(logits.argmax()))
 
     def _advance(self, index: int) -> None:
         """Run the newest token to candidate depth `index`."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sde_gym.errors import InputError
@@ -85,6 +87,27 @@ class ExitHeads:
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits.float()
+
+
+def summarise_row(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArray[np.float32], float]:
+    """What `summarise` says of one row, in numpy: on a CPU half the time, for it is asked at every token.
+
+    Args:
+        logits: float32 (V,).
+        k: 1..V.
+
+    Returns:
+        columns (k,), most probable first; their log-probabilities float32 (k,); the entropy, nats.
+    """
+    best = np.argpartition(logits, -k)[-k:]
+    best = best[np.argsort(-logits[best], kind="stable")]
+    shifted = logits - logits[best[0]]
+    np.maximum(shifted, np.float32(-1e4), out=shifted)  # keeps 0 * -inf out of the entropy
+    weights = np.exp(shifted)
+    total = weights.sum(dtype=np.float64)
+    log_total = np.log(total)
+    entropy = float(log_total - np.dot(weights, shifted) / total)
+    return best, (shifted[best] - log_total).astype(np.float32), entropy
 
 
 def summarise(logits: Tensor, k: int, vocabulary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

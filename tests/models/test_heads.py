@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sde_gym.errors import InputError
-from sde_gym.models.heads import ExitHeads, summarise
+from sde_gym.models.heads import ExitHeads, summarise, summarise_row
 
 
 def heads(**options: object) -> ExitHeads:
@@ -60,6 +60,20 @@ def test_summarise_against_numpy() -> None:
     np.testing.assert_array_equal(ids.numpy(), order + 100)
     np.testing.assert_allclose(best.numpy(), np.log(np.take_along_axis(p, order, -1)), atol=1e-5)
     np.testing.assert_allclose(entropy.numpy(), -(p * np.log(p)).sum(-1), atol=1e-5)
+
+
+def test_one_row_in_numpy_says_the_same() -> None:
+    logits = torch.randn(50, 40) * 5
+    logits[3, 7] = -torch.inf
+    logits[4, :] = 0.0
+    ids, best, entropy = summarise(logits, 6)
+    for n, row in enumerate(logits.numpy()):
+        columns, values, spread = summarise_row(row, 6)
+        if n != 4:  # a tie of all has no order
+            np.testing.assert_array_equal(columns, ids[n].numpy())
+        np.testing.assert_allclose(values, best[n].numpy(), atol=1e-5)
+        assert spread == pytest.approx(entropy[n].item(), abs=1e-5)
+        assert values.dtype == np.float32
 
 
 def test_summarise_survives_impossible_tokens() -> None:
