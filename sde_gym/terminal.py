@@ -138,20 +138,25 @@ def progress_bars() -> Iterator[Advance]:
             raise
 
 
-def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of `results.json`, one method a line."""
-    from sde_gym.evaluation.report import COLUMNS, method_name, row_figures, row_identical
+#: Headings of `report.COLUMNS` that fit, with a method's name, into 80 characters.
+_SHORT_HEADINGS = ("tokens/s", "speed-up", "accepted", "depth", "draft")
 
-    # Figures are never cut: where the terminal is narrow, the names give way.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("Method")
-    for _, heading, _ in COLUMNS:
-        width = max(len(word) for word in heading.split())
-        table.add_column(heading, justify="right", min_width=width)
-    table.add_column("Identical to AR", justify="right", min_width=len("Identical"))
+
+def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The rows of `results.json`, one method a line, at most 80 characters wide."""
+    from sde_gym.evaluation.report import row_figures, row_identical
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for heading in _SHORT_HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("same", justify="right")  # text as plain decoding's
     for row in rows:
+        name = str(row["method"])
+        if row.get("exit_depth") is not None and row.get("draft_length") is not None:
+            name += f" {row['exit_depth']},{row['draft_length']}"
         style = "bold" if row["method"] == "lede" else None
-        table.add_row(method_name(row), *row_figures(row), row_identical(row), style=style)
+        table.add_row(name, *row_figures(row), row_identical(row), style=style)
     return table
 
 

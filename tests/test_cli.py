@@ -165,7 +165,7 @@ def test_demo_passes_its_settings_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     result = run("demo", "--out", tmp_path / "d", "--seed", 5, "--depths", "1,2")
     assert result.exit_code == 0, result.output
     assert calls == [(DemoSettings(seed=5, depths=(1, 2)), tmp_path / "d")]
-    assert "Plain decoding (AR)" in result.stdout
+    assert "same" in result.stdout
     assert f"{tmp_path / 'd' / 'report.html'}: the report" in result.stdout
 
 
@@ -210,11 +210,18 @@ def test_results_are_shown_as_a_table() -> None:
          "mean_exit_depth": 3, "mean_draft_length": 4, "identical_to_ar": False,
          "identical_prompts": 1, "prompts": 2},
     ]  # fmt: skip
-    console = Console(width=120, record=True, file=io.StringIO())
+    rows.append({"method": "assistant_early_exit", "tokens_per_second": 90.0, "speedup": 0.9,
+                 "exit_depth": 12, "draft_length": 12, "identical_to_ar": True})  # fmt: skip
+    console = Console(width=90, record=True, file=io.StringIO())
     console.print(results_table(rows))
-    lines = [re.split(r" *[│┃] *", line)[1:-1] for line in console.export_text().splitlines()]
-    assert ["Plain decoding (AR)", "100.0", "1.00×", "–", "–", "–", "yes"] in lines
-    assert ["LEDE (learned policy)", "150.0", "1.50×", "80.0%", "3.00", "4.00", "no, 1 of 2 are"] in lines
+    text = console.export_text()
+    narrow = Console(width=80, record=True, file=io.StringIO())
+    narrow.print(results_table([row for row in rows if row["identical_to_ar"]]))
+    assert "…" not in narrow.export_text()  # nothing is cut at 80 characters
+    lines = [re.split(r"  +", line.strip()) for line in text.splitlines()]
+    assert ["ar", "100.0", "1.00×", "–", "–", "–", "yes"] in lines
+    assert ["lede", "150.0", "1.50×", "80.0%", "3.00", "4.00", "no, 1 of 2 are"] in lines
+    assert ["assistant_early_exit 12,12", "90.0", "0.90×", "–", "–", "–", "yes"] in lines
 
 
 def test_progress_bars_show_every_stage_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

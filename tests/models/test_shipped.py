@@ -90,9 +90,18 @@ def test_the_shipped_traces_are_of_the_shipped_model(embedded: LayeredModel) -> 
     assert len(set(traces.tasks)) >= 5
     agreement = traces.match.mean(0)
     assert agreement[0] < agreement[-1]
-    for text in (0, len(traces) // 2):
+    # On another interpreter some references name a text that differs there.
+    sources = {prompt.source: prompt.text for prompt in load_prompts("stdlib:train")}
+    known = [n for n, source in enumerate(traces.sources) if source in sources]
+    if len(known) < 2:
+        pytest.skip("this interpreter's library differs from the one that the traces were cut from")
+    for text in known[:2]:
         recorded = traces.tokens_of(text)
-        fresh = autoregressive(embedded, traces.prompt_tokens[text].tolist(), len(recorded)).tokens
+        assert traces.prompts[text] is None  # the library's source is named, not copied
+        assert traces.prompt_tokens[text] is None
+        ids = embedded.encode(sources[traces.sources[text]])
+        assert len(ids) == traces.prompt_lengths[text]
+        fresh = autoregressive(embedded, ids, len(recorded)).tokens
         same = np.array(fresh) == recorded
         if not same.all():  # a batch may round a near-tie the other way
             first = int(np.argmin(same))
