@@ -16,6 +16,10 @@ from sde_gym.policies.rules import StaticController
 from sde_gym.traces.store import TraceSet
 
 
+#: Share of a measured speed-up below which two settings count as equally fast.
+TIE = 0.03
+
+
 @dataclass(frozen=True)
 class StaticScore:
     """What a static setting did on a trace set."""
@@ -46,6 +50,9 @@ def best_static(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[StaticScore, list[tuple[StaticScore, float]]]:
     """Time the `candidates` front runners of the grid and take the fastest.
+
+    Settings within `TIE` of the fastest are taken to be as fast, and of them the one that runs
+    fewest layers is chosen: what is left between them is the machine's noise.
 
     Args:
         model: the model that the traces were recorded from.
@@ -78,4 +85,6 @@ def best_static(
     rows, _ = measure(methods, prompts, progress=progress)
     speed = {row["method"]: float(row["speedup"]) for row in summarise_rows(rows)}
     timed = [(score, speed[f"{score.exit_depth},{score.draft_length}"]) for score in front]
-    return max(timed, key=lambda pair: pair[1])[0], timed
+    fastest = max(measured for _, measured in timed)
+    ties = [score for score, measured in timed if measured >= (1 - TIE) * fastest]
+    return max(ties, key=lambda score: score.layer_speedup), timed
