@@ -76,7 +76,8 @@ class DemoSettings:
     policy_depths: tuple[int, ...] | None = setting(
         None, "exit depths offered to the policy; the static setting's if none"
     )
-    gradient_steps: int = setting(12_000, "gradient steps of the offline DQN")
+    max_draft: int = setting(6, "most drafts in a round of the policy (LEDE's cap is 12)")
+    gradient_steps: int = setting(8_000, "gradient steps of the offline DQN")
     episodes: int = setting(600, "exploratory episodes in the replay buffer")
     repeats: int = setting(2, "passes over the measured prompts")
     threads: int = setting(2, "torch threads")
@@ -120,7 +121,12 @@ def run_demo(settings: DemoSettings, out: Path, progress: Progress = silent) -> 
 def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any]:
     started = datetime.now(UTC)
     # Everything that can be refused is refused before anything is written.
-    dqn = DQNSettings(episodes=settings.episodes, gradient_steps=settings.gradient_steps, seed=settings.seed)
+    dqn = DQNSettings(
+        episodes=settings.episodes,
+        gradient_steps=settings.gradient_steps,
+        max_draft=settings.max_draft,
+        seed=settings.seed,
+    )
     import_d3rlpy()
     model = load_model(settings.model)
     model.check_depths(settings.depths)
@@ -175,7 +181,7 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
         "static": controller_method(
             model, StaticController(static.exit_depth, static.draft_length), traces.depths, tokens
         ),
-        "lede": controller_method(model, policy, policy.depths, tokens),
+        "lede": controller_method(model, policy, policy.depths, tokens, max_draft=policy.max_draft),
     }
     progress("measure", 0, len(test) * settings.repeats)
     log = (out / "measurements.jsonl").open("w", encoding="utf-8")

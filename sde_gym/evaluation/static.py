@@ -15,7 +15,6 @@ from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.rules import StaticController
 from sde_gym.traces.store import TraceSet
 
-
 #: Share of a measured speed-up below which two settings count as equally fast.
 TIE = 0.03
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sde_gym.errors import InputError
 from sde_gym.models.heads import Adapter, ExitHeads
-from sde_gym.models.lean import LEAN_FAMILY, LeanStack
+from sde_gym.models.lean import LEAN_FAMILY, LeanStack, RMSNorm
 from sde_gym.models.modular import MODULAR_FAMILY, ModularStack
 from sde_gym.models.sequence import Sequence as DepthSequence
 from sde_gym.models.slots import Rows, SlotCache
@@ -77,8 +77,7 @@ class LayeredModel:
         self.device: torch.device = head.weight.device
         norm = hf.model.norm
         if isinstance(self.stack, LeanStack):
-            stack, weight = self.stack, norm.weight
-            norm = lambda hidden: stack.norm(hidden, weight)  # noqa: E731
+            norm = RMSNorm(norm.weight, self.stack.epsilon)
         self.heads = ExitHeads(
             norm,
             head.weight,
