@@ -122,6 +122,12 @@ def make_wheel(
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_shipped_vocabulary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The compact vocabulary that ships is of the real model, not of the tiny one here."""
+    monkeypatch.setattr("sde_gym.models.loading.DATA", tmp_path / "no-data")
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_wheel(tmp_path_factory.mktemp("wheel"))
