@@ -6,11 +6,12 @@ and to cut the prompts that policies are trained and judged on (`sde_gym.prompts
 
 from __future__ import annotations
 
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+from sde_gym.prompts.reference import library_root
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
@@ -39,11 +40,6 @@ HELD_OUT: tuple[str, ...] = (
     "test/test_string.py", "test/test_textwrap.py", "test/test_timeit.py",
     "test/test_uuid.py", "test/test_zipapp.py", "test/string_tests.py",
 )  # fmt: skip
-
-
-def library_root() -> Path:
-    """Folder of the running interpreter's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
 
 
 def library_files(root: Path | None = None) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,7 @@ from sde_gym.models.card import STUBS, write_card
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.threads import torch_threads
+from sde_gym.prompts.reference import library_root
 from sde_gym.settings import setting
 
 Progress = Callable[[dict[str, float]], None]
@@ -156,9 +157,7 @@ def _train(
     out.mkdir(parents=True, exist_ok=True)
     train_texts, test_texts = corpus.split_library(root)
     if not train_texts or not test_texts:
-        raise InputError(
-            f"{root or corpus.library_root()} holds no module to train on, or none that is held out"
-        )
+        raise InputError(f"{root or library_root()} holds no module to train on, or none that is held out")
     tokenizer = _tokenizer(settings, out, train_texts)
     stream = torch.from_numpy(corpus.tokenize(tokenizer, train_texts))
     test_stream = torch.from_numpy(corpus.tokenize(tokenizer, test_texts))
