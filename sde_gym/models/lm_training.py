@@ -35,11 +35,20 @@ from sde_gym.models import corpus
 from sde_gym.models.card import STUBS, write_card
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.layered import LayeredModel
+from sde_gym.models.loading import load_model
+from sde_gym.models.own_text import own_windows
 from sde_gym.models.threads import torch_threads
 from sde_gym.prompts.reference import library_root
 from sde_gym.settings import setting
 
 Progress = Callable[[dict[str, float]], None]
+
+#: Entries of a model's configuration that the settings determine.
+_ARCHITECTURE = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings",
+    "eos_token_id", "rms_norm_eps",
+)  # fmt: skip
 
 #: Weights of one layer in the order in which `_layer` takes them.
 _LAYER_WEIGHTS = (
@@ -53,6 +62,7 @@ _LAYER_WEIGHTS = (
 class LMTrainingSettings:
     """Everything that determines the trained weights, apart from the corpus."""
 
+    init: str = setting("", "trained model to continue from: name or folder (empty: random weights)")
     layers: int = setting(24, "number of decoder layers L")
     width: int = setting(256, "hidden size")
     heads: int = setting(4, "query heads")
@@ -71,6 +81,7 @@ class LMTrainingSettings:
     deep_exits: str = setting("6,8,12,16", "depths of the second, deeper early exit")
     exit_weight: float = setting(1.0, "weight of the mean early-exit loss beside the final loss")
     distillation: float = setting(0.5, "share of the final layer's distribution in an exit's target")
+    own_tokens: int = setting(0, "tokens of the initial model's own text for the early exits (needs init)")
     layer_dropout: float = setting(0.2, "p_max: probability of dropping the deepest layer")
     checkpoint_every: int = setting(100, "steps between resumable checkpoints")
     compile: bool = setting(True, "compile the layer with torch.compile (needs a C++ compiler)")
@@ -84,6 +95,10 @@ class LMTrainingSettings:
         for name in ("warmup", "decay", "distillation", "layer_dropout"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InputError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
+        if not 0.0 < self.learning_rate < math.inf:
+            raise InputError(f"learning_rate must be positive and finite, not {self.learning_rate}")
+        if self.own_tokens < 0:
+            raise InputError(f"own_tokens must be at least 0, not {self.own_tokens}")
         if self.width % (2 * self.heads) or self.heads % self.kv_heads:
             raise InputError(
                 f"width {self.width} must be an even multiple of heads {self.heads} (rotary positions turn "
@@ -106,6 +121,9 @@ class LMTrainingSettings:
                 raise InputError(
                     f"batch_tokens {self.batch_tokens} must be a multiple of the window {length}"
                 )
+
+        if self.own_tokens and (not self.init or len(self.window_schedule()) > 1):
+            raise InputError("own_tokens needs init (whose text it is) and windows of a single length")
 
     def exit_depths(self) -> tuple[int, ...]:
         """All early exits that are trained, shallow first."""
@@ -158,13 +176,21 @@ def _train(
     train_texts, test_texts = corpus.split_library(root)
     if not train_texts or not test_texts:
         raise InputError(f"{root or library_root()} holds no module to train on, or none that is held out")
-    tokenizer = _tokenizer(settings, out, train_texts)
+    initial = _initial_model(settings) if settings.init else None
+    tokenizer = _tokenizer(settings, out, train_texts, initial)
     stream = torch.from_numpy(corpus.tokenize(tokenizer, train_texts))
     test_stream = torch.from_numpy(corpus.tokenize(tokenizer, test_texts))
 
     torch.manual_seed(settings.seed)
     model = _new_model(settings)
-    trainer = _Trainer(settings, model, stream)
+    if initial is not None:
+        model.load_state_dict(initial.hf.state_dict())
+    own = None
+    if initial is not None and settings.own_tokens:
+        length = settings.window_schedule()[0][1]
+        count = math.ceil(settings.own_tokens / (length - length // 2))
+        own = own_windows(initial.hf, stream, count, length, settings.seed, out)
+    trainer = _Trainer(settings, model, stream, own)
     trainer.resume(out / "checkpoint")
     steps = max(1, settings.tokens // settings.batch_tokens)
     while trainer.step_number < steps:
@@ -256,7 +282,25 @@ def measure_lm(
     }
 
 
-def _tokenizer(settings: LMTrainingSettings, out: Path, texts: list[str]) -> Any:
+def _initial_model(settings: LMTrainingSettings) -> LayeredModel:
+    """The model to continue from; its architecture must be the one of the settings."""
+    model = load_model(settings.init)
+    expected = _configuration(settings).to_dict()
+    given = model.hf.config.to_dict()
+    for key in _ARCHITECTURE:
+        if given.get(key) != expected[key]:
+            raise InputError(
+                f"{settings.init} has {key}={given.get(key)}, the settings say {expected[key]}; "
+                "give the settings of the model to continue from"
+            )
+    if model.tokenizer is None:
+        raise InputError(f"{settings.init} has no tokenizer; a model to continue from needs its own")
+    return model
+
+
+def _tokenizer(
+    settings: LMTrainingSettings, out: Path, texts: list[str], initial: LayeredModel | None
+) -> Any:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -267,6 +311,9 @@ def _tokenizer(settings: LMTrainingSettings, out: Path, texts: list[str]) -> Any
         except Exception as error:  # the tokenizers library raises bare Exception
             raise InputError(f"{path}: not a tokenizer ({error}); remove the file or the folder") from error
         return tokenizer
+    if initial is not None:
+        initial.tokenizer.save_pretrained(out)
+        return Tokenizer.from_file(str(path))
     tokenizer = corpus.train_tokenizer(texts, settings.vocabulary)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -277,24 +324,28 @@ def _tokenizer(settings: LMTrainingSettings, out: Path, texts: list[str]) -> Any
     return tokenizer
 
 
-def _new_model(settings: LMTrainingSettings) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _configuration(settings: LMTrainingSettings) -> Any:
+    from transformers import LlamaConfig
 
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=settings.vocabulary,
-            hidden_size=settings.width,
-            intermediate_size=settings.mlp_width,
-            num_hidden_layers=settings.layers,
-            num_attention_heads=settings.heads,
-            num_key_value_heads=settings.kv_heads,
-            max_position_embeddings=settings.positions,
-            tie_word_embeddings=True,
-            bos_token_id=corpus.END_OF_TEXT_ID,
-            eos_token_id=corpus.END_OF_TEXT_ID,
-            rms_norm_eps=1e-5,
-        )
+    return LlamaConfig(
+        vocab_size=settings.vocabulary,
+        hidden_size=settings.width,
+        intermediate_size=settings.mlp_width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.kv_heads,
+        max_position_embeddings=settings.positions,
+        tie_word_embeddings=True,
+        bos_token_id=corpus.END_OF_TEXT_ID,
+        eos_token_id=corpus.END_OF_TEXT_ID,
+        rms_norm_eps=1e-5,
     )
+
+
+def _new_model(settings: LMTrainingSettings) -> Any:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM(_configuration(settings))
     with torch.no_grad():  # residual branches start small, so that deep stacks train stably
         for layer in model.model.layers:
             for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
@@ -305,10 +356,13 @@ def _new_model(settings: LMTrainingSettings) -> Any:
 class _Trainer:
     """One training run: weights, optimisers, the order of the data, all resumable."""
 
-    def __init__(self, settings: LMTrainingSettings, model: Any, stream: Tensor) -> None:
+    def __init__(
+        self, settings: LMTrainingSettings, model: Any, stream: Tensor, own: Tensor | None = None
+    ) -> None:
         self.settings = settings
         self.model = model
         self.stream = stream
+        self.own = own
         self.step_number = 0
         parameters = dict(model.named_parameters())
         self.layers = [
@@ -378,9 +432,12 @@ class _Trainer:
         }
 
     def _batch(self, length: int, rows: int, rng: np.random.Generator) -> Tensor:
-        """(rows, length + 1) int64: windows at random places of the stream."""
+        """(rows, length + 1) int64: windows at random places of the stream, every second one own text."""
         starts = rng.integers(0, len(self.stream) - length, rows)
-        return torch.stack([self.stream[s : s + length + 1] for s in starts]).long()
+        batch = torch.stack([self.stream[s : s + length + 1] for s in starts]).long()
+        if self.own is not None:
+            batch[1::2] = self.own[rng.integers(0, len(self.own), rows // 2)]
+        return batch
 
     def _forward(
         self, batch: Tensor, exits: tuple[int, int], dropped: np.ndarray
@@ -400,10 +457,14 @@ class _Trainer:
                 hidden = self._layer(hidden, *weights, cos, sin, mask, settings.heads, settings.kv_heads)
             early[depth] = hidden if depth in exits else hidden[:0]
         mixed = torch.cat([early[exits[0]][:half], early[exits[1]][half:]])
-        final, exit_rows = self._losses(
-            hidden, mixed, self.norm, self.embedding, targets, settings.distillation
+        counted = torch.ones(targets.shape)
+        if self.own is not None:  # an exit learns from what the model wrote, the last layer from the rest
+            counted[1::2, : ids.shape[1] // 2 - 1] = 0.0
+        final_rows, exit_rows = self._losses(
+            hidden, mixed, self.norm, self.embedding, targets, counted, settings.distillation
         )
-        return final, exit_rows[:half].mean(), exit_rows[half:].mean()
+        final = final_rows if self.own is None else final_rows[::2]
+        return final.mean(), exit_rows[:half].mean(), exit_rows[half:].mean()
 
     def save(self, folder: Path) -> None:
         """Write weights and optimiser states (float32 safetensors), then the step number."""
@@ -497,9 +558,13 @@ def _layer(  # the nine weights of `_LAYER_WEIGHTS`, float32, cast inside the co
 
 
 def _losses(
-    final: Tensor, early: Tensor, norm: Tensor, head: Tensor, targets: Tensor, distillation: float
-) -> tuple[Tensor, Tensor]:
-    """(final loss, scalar; early-exit losses, one per row of the batch), nats per token."""
+    final: Tensor, early: Tensor, norm: Tensor, head: Tensor, targets: Tensor, counted: Tensor,
+    distillation: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(final losses, early-exit losses), one a row of the batch, nats per token.
+
+    `counted` (rows, length) says with 1 which tokens an early exit is trained on.
+    """
     weight = head.bfloat16()
     log_final = torch.log_softmax(F.linear(_rms_norm(final, norm), weight).float(), -1)
     log_early = torch.log_softmax(F.linear(_rms_norm(early, norm), weight).float(), -1)
@@ -507,7 +572,7 @@ def _losses(
     true_early = log_early.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     soft = (log_final.detach().exp() * log_early).sum(-1)
     early_loss = -(1 - distillation) * true_early - distillation * soft
-    return -true_final.mean(), early_loss.mean(-1)
+    return -true_final.mean(-1), (early_loss * counted).sum(-1) / counted.sum(-1)
 
 
 def jsonl_logger(path: Path) -> Progress:

@@ -1,7 +1,8 @@
 """Record once what every depth of a model would have said along its own greedy text.
 
 First the text is generated, several prompts at a time; then every text is run through the
-model once more in a single pass, and each candidate depth is scored at all its positions.
+model once more in a single pass, and each candidate depth is scored at all its positions. While the
+text is at a depth, what that depth drafts behind its own mistakes is recorded too (`overrun`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def record(
     *,
     max_new_tokens: int = DEFAULT_NEW_TOKENS,
     k: int = 8,
+    overrun: int = DEFAULT_OVERRUN,
     batch_size: int = 8,
     compact: bool = True,
     progress: Progress | None = None,
@@ -46,6 +48,8 @@ def record(
         depths: candidate exit depths, increasing, below L.
         max_new_tokens: tokens per text, at least 2.
         k: most probable tokens stored per depth (8 serves DECS for up to 9 explorers).
+        overrun: rows recorded behind each wrong proposal: replay is exact for drafts of up to
+            overrun + 1 tokens. 0 records none; a round of replay then ends at its first mistake.
         batch_size: prompts generated at once.
         compact: score depths below L over the model's compact vocabulary, if it has one.
         progress: called after every batch.
@@ -74,8 +78,7 @@ def record(
     if len({prompt.id for prompt in prompts}) != len(prompts):
         raise InputError("two prompts have the same id; every text of a trace set needs its own")
     encoded = {prompt.id: _encode(model, prompt) for prompt in prompts}
-    writer = TraceWriter(
-        Path(out),
+    settings = TraceSettings(
         model=model.name,
         model_hash=model.weights_hash(),
         num_layers=model.num_layers,
@@ -86,7 +89,9 @@ def record(
         k=k,
         max_new_tokens=max_new_tokens,
         context_limit=model.context_limit,
+        overrun=overrun,
     )
+    writer = TraceWriter(Path(out), settings)
     if writer.done:
         _check_known(load_traces(Path(out)), prompts)
     with writer:
@@ -96,9 +101,7 @@ def record(
             batch = waiting[start : start + batch_size]
             ids = [encoded[prompt.id] for prompt in batch]
             for prompt, text in zip(batch, generate_greedy(model, ids, max_new_tokens), strict=True):
-                _record_text(
-                    writer, model, prompt, encoded[prompt.id], text, candidates, max_new_tokens, k, compact
-                )
+                _record_text(writer, model, prompt, encoded[prompt.id], text, compact)
                 tokens += len(text)
             done += len(batch)
             if progress is not None:
@@ -141,11 +144,13 @@ def _is_reference(prompt: Prompt) -> bool:
 
 
 def _record_text(
-    writer: TraceWriter, model: LayeredModel, prompt: Prompt, ids: list[int], text: list[int],
-    depths: tuple[int, ...], max_new_tokens: int, k: int, compact: bool,
-) -> None:  # fmt: skip
+    writer: TraceWriter, model: LayeredModel, prompt: Prompt, ids: list[int], text: list[int], compact: bool
+) -> None:
     """Score every depth at all positions of one text, and store it."""
-    count, top = len(text), model.num_layers
+    settings, count, top = writer.settings, len(text), model.num_layers
+    depths, k = settings.depths, settings.k
+    token = np.asarray(text, np.int32)
+    branches = []
     sequence = model.sequence(len(ids) + count)
     sequence.append(ids + text[:-1])
     top_ids = np.empty((count, len(depths), k), np.int32)
@@ -158,6 +163,16 @@ def _record_text(
         top_ids[:, column] = found.cpu().numpy()
         top_logprobs[:, column] = best.cpu().numpy()
         entropy[:, column] = spread.cpu().numpy()
+        if settings.overrun and count > 1:
+            proposals = top_ids[:, column]
+            rows = most_rows(top_ids[:, [column], 0], token, len(ids), settings)[:, 0]
+            wrong = np.flatnonzero(rows)
+            branches.append(
+                record_overrun(
+                    sequence, depth, top_ids[wrong, column, 0], len(ids) + wrong - 1, rows[wrong],
+                    model.eos_token_ids, k, compact,
+                )
+            )  # fmt: skip
     sequence.advance(top)
     logits = sequence.score(top, count)
     final_ids, final_logprobs, _ = summarise(logits, k)

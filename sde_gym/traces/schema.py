@@ -20,7 +20,7 @@ from sde_gym.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Rises with every change of the columns or of their meaning; the reader refuses other versions."""
 
 ENDS = ("eos", "budget", "context")
@@ -96,6 +96,19 @@ DEPTH_COLUMNS: tuple[Column, ...] = (
 )
 """Further columns of positions-*.parquet, for each recorded depth in turn."""
 
+OVERRUN_COLUMNS: tuple[Column, ...] = (
+    Column("text", "int32", "", "", "Number of the text."),
+    Column("position", "int32", "", "tokens", "t, the position at which the proposal was wrong."),
+    Column("depth", "int32", "", "layers", "The depth that proposed it, and at which drafting went on."),
+    Column("step", "int32", "", "tokens", "How many tokens behind the wrong one this row predicts, from 1."),
+    Column("proposal", "int32", "", "token id", "Most probable token, as an id of the full vocabulary."),
+    Column("logprobs", "float32", "k", "nats", "Log-probabilities of the most probable tokens, best first."),
+    Column("entropy", "float32", "", "nats", "Entropy over the head's vocabulary."),
+)
+"""Columns of the files overrun-*.parquet, one row for each token drafted behind a wrong proposal.
+
+Rows are ordered by text, position, depth and step. Positions start from 1: token 0 is prefill's."""
+
 
 @dataclass(frozen=True)
 class TraceSettings:
@@ -113,7 +126,7 @@ class TraceSettings:
             of the compact vocabulary and adapters.
         dtype: of the model when it was recorded.
         k: how many most probable tokens are stored a row.
-        overrun: rows stored off the true prefix behind a wrong proposal; 0 = none.
+        overrun: most rows stored behind a wrong proposal, enough for drafts of overrun + 1; 0 = none.
     """
 
     model: str
@@ -141,8 +154,8 @@ class TraceSettings:
             raise InputError(
                 f"context_limit: {self.context_limit} is below 2, no text of two tokens would fit"
             )
-        if self.overrun != 0:
-            raise InputError(f"overrun: {self.overrun}; this version records no overrun, only 0 is valid")
+        if self.overrun < 0:
+            raise InputError(f"overrun: {self.overrun} is below 0")
 
     def as_manifest(self) -> dict[str, Any]:
         """The settings as plain JSON types."""

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sde_gym.errors import InputError
 from sde_gym.files import atomic_path, read_json, sha256
 from sde_gym.traces.schema import SCHEMA_VERSION, Column, arrow_schema
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MANIFEST = "manifest.json"
+
+SHARD_KINDS = ("texts", "positions", "overrun")
+"""A shard is one file of each kind; overrun only where the set has it."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -35,8 +41,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for shard in manifest["shards"]:
         if not isinstance(shard, dict) or not {"file", "sha256", "rows"} <= shard.keys():
             raise InputError(f"{path}: a shard without file, sha256 and rows")
-        if str(shard["file"]).split("-")[0] not in ("texts", "positions"):
-            raise InputError(f"{path}: shard {shard['file']!r} is neither texts nor positions")
+        if str(shard["file"]).split("-")[0] not in SHARD_KINDS:
+            raise InputError(f"{path}: shard {shard['file']!r} is none of {', '.join(SHARD_KINDS)}")
     return manifest
 
 
@@ -72,6 +78,21 @@ def read_shard(folder: Path, shard: dict[str, Any], columns: Sequence[Column], k
     if table.num_rows != shard["rows"]:
         raise InputError(f"{path}: {table.num_rows} rows, {MANIFEST} says {shard['rows']}")
     return table.select([column.name for column in columns])
+
+
+def parquet_table(values: dict[str, NDArray[Any]], schema: pa.Schema) -> pa.Table:
+    """A table out of arrays (rows,) or, for lists of k, (rows, k)."""
+    import pyarrow as pa
+
+    arrays = []
+    for field in schema:
+        flat = np.ascontiguousarray(values[field.name]).reshape(-1)
+        if pa.types.is_fixed_size_list(field.type):
+            elements = pa.array(flat, type=field.type.value_type)
+            arrays.append(pa.FixedSizeListArray.from_arrays(elements, type=field.type))
+        else:
+            arrays.append(pa.array(flat, type=field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

@@ -1,7 +1,8 @@
 """Trace sets on disk: a folder with `manifest.json` and shards of a few texts each.
 
-A shard is a pair `texts-00000.parquet`, `positions-00000.parquet`; it counts once the manifest
-names both with their checksums, so a killed recording leaves a valid, shorter set and is resumed
+A shard is a group of files, `texts-00000.parquet`, `positions-00000.parquet` and, where drafts behind
+wrong proposals were recorded, `overrun-00000.parquet`; it counts once the manifest names them with
+their checksums, so a killed recording leaves a valid, shorter set and is resumed
 by text (`TraceWriter`). The columns are listed in `schema.py`.
 """
 
@@ -15,8 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
-from sde_gym.traces.schema import TEXT_COLUMNS, TraceSettings, check_text, position_columns
-from sde_gym.traces.shards import MANIFEST, read_manifest, read_shard
+from sde_gym.traces.overrun import Overrun, check_overrun
+from sde_gym.traces.schema import (
+    OVERRUN_COLUMNS,
+    TEXT_COLUMNS,
+    TraceSettings,
+    check_text,
+    position_columns,
+)
+from sde_gym.traces.shards import MANIFEST, SHARD_KINDS, read_manifest, read_shard
 from sde_gym.traces.trace_set import TraceSet, frozen
 from sde_gym.traces.writer import TraceWriter
 
@@ -54,13 +62,22 @@ def _load(folder: Path, state: tuple[tuple[str, int, int], ...]) -> TraceSet:
     """Read and check a folder; `state` (names, sizes, times) makes a changed folder a new key."""
     manifest = read_manifest(folder)
     settings = TraceSettings.from_manifest(manifest, str(folder / MANIFEST))
-    columns = {"texts": list(TEXT_COLUMNS), "positions": position_columns(settings.depths)}
-    tables: dict[str, list[Any]] = {"texts": [], "positions": []}
+    columns = {
+        "texts": list(TEXT_COLUMNS),
+        "positions": position_columns(settings.depths),
+        "overrun": list(OVERRUN_COLUMNS),
+    }
+    tables: dict[str, list[Any]] = {kind: [] for kind in SHARD_KINDS}
     for shard in manifest["shards"]:
         kind = shard["file"].split("-")[0]
         tables[kind].append(read_shard(folder, shard, columns[kind], settings.k))
     if not tables["texts"] or not tables["positions"]:
         raise InputError(f"{folder}: holds no text")
+    if len(tables["overrun"]) != (len(tables["texts"]) if settings.overrun else 0):
+        raise InputError(
+            f"{folder}: {MANIFEST} names {len(tables['overrun'])} overrun files, which does not fit overrun "
+            f"{settings.overrun} and {len(tables['texts'])} texts files"
+        )
     return _assemble(folder, manifest, settings, tables)
 
 
@@ -74,10 +91,10 @@ def _assemble(
     k, depths = settings.k, settings.depths
 
     def rows(name: str) -> NDArray[Any]:
-        return positions.column(name).combine_chunks().to_numpy(zero_copy_only=False)
+        return _values(positions, name)
 
     def lists(name: str) -> NDArray[Any]:
-        return positions.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, k)
+        return _lists(positions, name, k)
 
     lengths = texts.column("tokens").to_numpy().astype(np.int64)
     start = np.concatenate([[0], np.cumsum(lengths)])
@@ -98,6 +115,7 @@ def _assemble(
         "final_logprobs": lists("final_logprobs"),
         "final_gap": rows("final_gap"),
     }
+    arrays |= _branches(folder, tables["overrun"], start, depths, k)
     trace_set = TraceSet(
         manifest=manifest,
         depths=depths,
@@ -124,4 +142,69 @@ def _assemble(
         if prompt is not None and len(prompt) != length:
             raise InputError(f"{where}: prompt_length is {length}, but it has {len(prompt)} prompt_tokens")
         check_text(where, trace_set.tokens_of(number), end, length, settings)
+        if settings.overrun:
+            _check_branches(where, trace_set, number, settings)
     return trace_set
+
+
+def _values(table: Any, name: str) -> NDArray[Any]:
+    """A column as an array (rows,)."""
+    return table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
+
+
+def _lists(table: Any, name: str, k: int) -> NDArray[Any]:
+    """A column of lists of k as an array (rows, k)."""
+    return table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, k)
+
+
+def _branches(
+    folder: Path, tables: list[Any], start: NDArray[np.int64], depths: tuple[int, ...], k: int
+) -> dict[str, NDArray[Any]]:
+    """The arrays of the overrun rows, checked to be in order."""
+    import pyarrow as pa
+
+    entries = int(start[-1]) * len(depths)
+    if not tables:
+        return {
+            "branch_start": np.zeros(entries + 1, np.int64),
+            "overrun_proposal": np.zeros(0, np.int32),
+            "overrun_logprobs": np.zeros((0, k), np.float32),
+            "overrun_entropy": np.zeros(0, np.float32),
+        }
+    table = pa.concat_tables(tables)
+    text, position = _values(table, "text"), _values(table, "position").astype(np.int64)
+    column = np.searchsorted(depths, _values(table, "depth"))
+    step = _values(table, "step")
+    known = (text >= 0) & (text < len(start) - 1) & (column < len(depths))
+    known &= (position >= 0) & (position < np.diff(start)[np.where(known, text, 0)])
+    if not known.all() or not np.isin(_values(table, "depth"), depths).all():
+        raise InputError(f"{folder}: an overrun row names a text, position or depth that there is not")
+    entry = (start[text] + position) * len(depths) + column
+    branch_start = np.concatenate([[0], np.cumsum(np.bincount(entry, minlength=entries))]).astype(np.int64)
+    if (np.diff(entry) < 0).any() or not np.array_equal(
+        step, np.arange(len(entry)) - branch_start[entry] + 1
+    ):
+        raise InputError(f"{folder}: the overrun rows are not in order of text, position, depth and step")
+    return {
+        "branch_start": branch_start,
+        "overrun_proposal": _values(table, "proposal"),
+        "overrun_logprobs": _lists(table, "logprobs", k),
+        "overrun_entropy": _values(table, "entropy"),
+    }
+
+
+def _check_branches(where: str, traces: TraceSet, number: int, settings: TraceSettings) -> None:
+    """Refuse a text whose overrun rows do not lie behind its wrong proposals."""
+    rows = slice(traces.start[number], traces.start[number + 1])
+    m = len(traces.depths)
+    bounds = traces.branch_start[rows.start * m : rows.stop * m + 1]
+    branches = slice(bounds[0], bounds[-1])
+    overrun = Overrun(
+        np.diff(bounds).reshape(-1, m),
+        traces.overrun_proposal[branches],
+        traces.overrun_logprobs[branches],
+        traces.overrun_entropy[branches],
+    )
+    check_overrun(
+        where, overrun, traces.top_ids[rows, :, 0], traces.token[rows], traces.prompt_lengths[number], settings
+    )

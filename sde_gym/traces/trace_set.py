@@ -21,6 +21,7 @@ ROW_ARRAYS = (
     "final_logprobs",
     "final_gap",
 )
+OVERRUN_ARRAYS = ("overrun_proposal", "overrun_logprobs", "overrun_entropy")
 TEXT_LISTS = ("text_ids", "tasks", "ends", "prompt_tokens", "prompt_lengths", "prompts", "sources")
 
 
@@ -44,6 +45,12 @@ class TraceSet:
         final_ids: int32 (P, k), the same for the last layer.
         final_logprobs: float32 (P, k), nats.
         final_gap: float32 (P,), difference of the two best final logits.
+        branch_start: int64 (P m + 1,), first overrun row of each position and depth: those of
+            row p and depth index i are branch_start[p m + i] to branch_start[p m + i + 1], none
+            where the proposal is right.
+        overrun_proposal: int32 (R,), what that depth proposes next behind its wrong proposal.
+        overrun_logprobs: float32 (R, k), nats, best first.
+        overrun_entropy: float32 (R,), nats.
         text_ids: N ids.
         tasks: N task names.
         ends: N of "eos", "budget", "context".
@@ -66,6 +73,10 @@ class TraceSet:
     final_ids: NDArray[np.int32]
     final_logprobs: NDArray[np.float32]
     final_gap: NDArray[np.float32]
+    branch_start: NDArray[np.int64]
+    overrun_proposal: NDArray[np.int32]
+    overrun_logprobs: NDArray[np.float32]
+    overrun_entropy: NDArray[np.float32]
     text_ids: list[str]
     tasks: list[str]
     ends: list[str]
@@ -82,6 +93,11 @@ class TraceSet:
     def lengths(self) -> NDArray[np.int64]:
         """int64 (N,), emitted tokens of each text."""
         return np.diff(self.start)
+
+    @property
+    def overrun(self) -> int:
+        """Most rows recorded behind a wrong proposal; 0 if none were."""
+        return int(self.manifest["overrun"])
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -134,6 +150,13 @@ class TraceSet:
             raise InputError("texts: give at least one index and none twice")
         rows = np.concatenate([np.arange(self.start[text], self.start[text + 1]) for text in chosen])
         arrays: dict[str, Any] = {name: frozen(getattr(self, name)[rows]) for name in ROW_ARRAYS}
+        m = len(self.depths)
+        entries = (rows[:, None] * m + np.arange(m)).ravel()
+        first, counts = self.branch_start[entries], np.diff(self.branch_start)[entries]
+        branch_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        branches = np.repeat(first - branch_start[:-1], counts) + np.arange(branch_start[-1])
+        arrays |= {name: frozen(getattr(self, name)[branches]) for name in OVERRUN_ARRAYS}
+        arrays["branch_start"] = frozen(branch_start)
         lists: dict[str, Any] = {name: [getattr(self, name)[text] for text in chosen] for name in TEXT_LISTS}
         start = np.concatenate([[0], np.cumsum(self.lengths[chosen])]).astype(np.int64)
         manifest = {**self.manifest, "texts": len(chosen)}

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sde_gym.errors import InputError
 from sde_gym.files import sha256, write_json
 from sde_gym.traces.schema import (
+    OVERRUN_COLUMNS,
     SCHEMA_VERSION,
     TEXT_COLUMNS,
     TraceSettings,
@@ -20,8 +21,16 @@ from sde_gym.traces.schema import (
     check_text,
     position_columns,
 )
-from sde_gym.traces.shards import MANIFEST, check_shard, read_manifest, read_shard, write_parquet
-from sde_gym.traces.trace_set import ROW_ARRAYS
+from sde_gym.traces.overrun import Overrun, check_overrun, no_overrun
+from sde_gym.traces.shards import (
+    MANIFEST,
+    check_shard,
+    parquet_table,
+    read_manifest,
+    read_shard,
+    write_parquet,
+)
+from sde_gym.traces.trace_set import OVERRUN_ARRAYS, ROW_ARRAYS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +46,7 @@ class TraceWriter:
 
     Args:
         folder: of the set; made if missing.
-        texts_per_shard: texts in a pair of Parquet files, at least 1. At most this many finished
+        texts_per_shard: texts in a shard of Parquet files, at least 1. At most this many finished
             texts are lost by a kill.
         model, model_hash, num_layers, depths, eos_token_ids, max_new_tokens, context_limit, head,
             dtype, k, overrun: what is recorded, see `TraceSettings`.
@@ -135,6 +144,7 @@ class TraceWriter:
         top_ids: ArrayLike,
         top_logprobs: ArrayLike,
         entropy: ArrayLike,
+        overrun: Overrun | None = None,
     ) -> bool:
         """Add one text of T emitted tokens; whether a proposal matches is computed here.
 
@@ -153,6 +163,7 @@ class TraceWriter:
             top_ids: int (T, m, k).
             top_logprobs: float (T, m, k), nats.
             entropy: float (T, m), nats.
+            overrun: what was drafted behind wrong proposals; needed if and only if the set has it.
 
         Returns:
             Whether the text was stored: one with fewer than two tokens is no episode, it is only
@@ -186,7 +197,19 @@ class TraceWriter:
         }
         _check_shapes(text, self.settings)
         check_text(f"text {text_id!r}", tokens, end, text["prompt_length"], self.settings)
-        for name in ("final_logprobs", "final_gap", "top_logprobs", "entropy"):
+        if (overrun is not None) != (self.settings.overrun > 0):
+            raise InputError(
+                f"text {text_id!r}: overrun rows are {'missing' if overrun is None else 'given'}, but the "
+                f"set has overrun {self.settings.overrun}"
+            )
+        branches = no_overrun(len(tokens), len(self.settings.depths), self.settings.k)
+        if overrun is not None:
+            check_overrun(f"text {text_id!r}", overrun, text["top_ids"][:, :, 0], tokens,
+                          text["prompt_length"], self.settings)  # fmt: skip
+            branches = overrun
+        text["overrun_lengths"] = branches.lengths
+        text |= {name: getattr(branches, name.removeprefix("overrun_")) for name in OVERRUN_ARRAYS}
+        for name in ("final_logprobs", "final_gap", "top_logprobs", "entropy", *OVERRUN_ARRAYS[1:]):
             if not np.isfinite(text[name]).all():
                 raise InputError(f"text {text_id!r}: {name} holds a value that is not finite")
         self._pending.append(text)
@@ -209,6 +232,8 @@ class TraceWriter:
             f"texts-{number:05d}.parquet": _texts_table(self._pending, first, self.settings),
             f"positions-{number:05d}.parquet": _positions_table(self._pending, first, self.settings),
         }
+        if self.settings.overrun:
+            tables[f"overrun-{number:05d}.parquet"] = _overrun_table(self._pending, first, self.settings)
         shards = []
         for name, table in tables.items():
             write_parquet(self.folder / name, table)
@@ -279,13 +304,24 @@ def _positions_table(texts: list[dict[str, Any]], first: int, settings: TraceSet
         values[f"d{depth}_logprobs"] = joined["top_logprobs"][:, index]
         values[f"d{depth}_entropy"] = joined["entropy"][:, index]
         values[f"d{depth}_match"] = joined["top_ids"][:, index, 0] == joined["token"]
-    schema = arrow_schema(position_columns(settings.depths), settings.k)
-    arrays = []
-    for field in schema:
-        flat = np.ascontiguousarray(values[field.name]).reshape(-1)
-        if pa.types.is_fixed_size_list(field.type):
-            elements = pa.array(flat, type=field.type.value_type)
-            arrays.append(pa.FixedSizeListArray.from_arrays(elements, type=field.type))
-        else:
-            arrays.append(pa.array(flat, type=field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return parquet_table(values, arrow_schema(position_columns(settings.depths), settings.k))
+
+
+def _overrun_table(texts: list[dict[str, Any]], first: int, settings: TraceSettings) -> pa.Table:
+    lengths = np.concatenate([text["overrun_lengths"] for text in texts])  # (rows, m)
+    position = np.concatenate([np.arange(len(text["token"])) for text in texts])
+    number = np.repeat(np.arange(first, first + len(texts)), [len(text["token"]) for text in texts])
+    m = len(settings.depths)
+    counts = lengths.ravel()
+    ends = np.cumsum(counts)
+    values: dict[str, NDArray[Any]] = {
+        "text": np.repeat(np.repeat(number, m), counts),
+        "position": np.repeat(np.repeat(position, m), counts),
+        "depth": np.repeat(np.tile(settings.depths, len(position)), counts),
+        "step": np.arange(counts.sum()) - np.repeat(ends - counts, counts) + 1,
+        **{
+            name.removeprefix("overrun_"): np.concatenate([text[name] for text in texts])
+            for name in OVERRUN_ARRAYS
+        },
+    }
+    return parquet_table(values, arrow_schema(OVERRUN_COLUMNS, settings.k))

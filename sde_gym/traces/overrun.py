@@ -1,0 +1,145 @@
+"""What a depth drafts on behind its own wrong proposal, until a verification stops it.
+
+A policy does not know that a proposal is wrong, so it may go on drafting; what it sees then is
+off the true text. It depends on the position, the depth and the wrong token alone (every key and
+value it reads is that of the true prefix, in the layers up to that depth), so one branch for each
+wrong proposal serves every policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sde_gym.errors import InputError
+from sde_gym.models.heads import summarise
+from sde_gym.models.sequence import Sequence
+from sde_gym.traces.schema import TraceSettings, text_budget
+
+
+@dataclass(frozen=True, eq=False)
+class Overrun:
+    """The branches of one text of T tokens, at m depths.
+
+    Attributes:
+        lengths: int64 (T, m), rows behind each proposal, 0 where it is right.
+        proposal: int32 (R,), the proposals, ordered by position, depth and step.
+        logprobs: float32 (R, k), nats, best first.
+        entropy: float32 (R,), nats.
+    """
+
+    lengths: NDArray[np.int64]
+    proposal: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+
+
+def no_overrun(length: int, m: int, k: int) -> Overrun:
+    """No branch at any of `length` positions and m depths."""
+    return Overrun(
+        np.zeros((length, m), np.int64),
+        np.zeros(0, np.int32),
+        np.zeros((0, k), np.float32),
+        np.zeros(0, np.float32),
+    )
+
+
+@torch.inference_mode()
+def record_overrun(
+    sequence: Sequence, depth: int, proposals: NDArray[np.int32], slots: NDArray[np.int64],
+    rows: NDArray[np.int64], eos_token_ids: tuple[int, ...], k: int, compact: bool,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    """Draft on from wrong proposals at one depth, all branches side by side.
+
+    Args:
+        sequence: the text as a chain, every token at exactly `depth`; left as it was.
+        depth: l*.
+        proposals: int32 (n,), the wrong proposals; none of them ends a text.
+        slots: int64 (n,), slots of the tokens before them.
+        rows: int64 (n,), most rows of each branch, at least 1.
+        eos_token_ids: a proposal out of these is the last of its branch.
+        k: log-probabilities stored a row.
+        compact: score over the depth's compact vocabulary.
+
+    Returns:
+        lengths int64 (n,); proposal int32 (R,), logprobs float32 (R, k) and entropy float32 (R,),
+        branch by branch.
+    """
+    chain = sequence.length
+    vocabulary = sequence.model.heads.vocabulary(depth) if compact else None
+    active = np.arange(len(proposals))
+    newest, parents = proposals, slots
+    found: list[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]] = []
+    step = 0
+    while active.size:
+        step += 1
+        parents = np.array(
+            [sequence.append([int(token)], parent=int(parent))[0]
+             for token, parent in zip(newest, parents, strict=True)]
+        )  # fmt: skip
+        sequence.advance(depth, slots=parents.tolist())
+        logits = sequence.score(depth, compact=compact, slots=parents.tolist())
+        ids, logprobs, entropy = (part.cpu().numpy() for part in summarise(logits, k, vocabulary))
+        newest = ids[:, 0].astype(np.int32)
+        found.append((active, newest, logprobs.astype(np.float32), entropy.astype(np.float32)))
+        going = ~np.isin(newest, eos_token_ids) & (rows[active] > step)
+        active, newest, parents = active[going], newest[going], parents[going]
+    sequence.rollback(chain)
+    lengths = np.zeros(len(proposals), np.int64)
+    for branch, *_ in found:
+        lengths[branch] += 1
+    if not found:
+        return lengths, np.zeros(0, np.int32), np.zeros((0, k), np.float32), np.zeros(0, np.float32)
+    order = np.argsort(np.concatenate([branch for branch, *_ in found]), kind="stable")
+    proposal, logprob, entropies = (np.concatenate([f[i] for f in found])[order] for i in (1, 2, 3))
+    return lengths, proposal, logprob, entropies
+
+
+def most_rows(
+    proposals: NDArray[np.int32], token: NDArray[np.int32], prompt_length: int, settings: TraceSettings
+) -> NDArray[np.int64]:
+    """Most overrun rows behind each proposal of a text, int64 (T, m); 0 where there are none.
+
+    None behind a right proposal, an end-of-text proposal, or at position 0, which prefill decides.
+    The last proposal that the budget allows is not scored.
+
+    Args:
+        proposals: int32 (T, m).
+        token: int32 (T,), the emitted tokens.
+        prompt_length: tokens of the prompt.
+        settings: of the set.
+    """
+    position = np.arange(len(token))
+    budget = int(text_budget(settings.max_new_tokens, settings.context_limit, prompt_length))
+    room = np.clip(budget - 1 - position, 0, settings.overrun)
+    room[0] = 0
+    none = (proposals == token[:, None]) | np.isin(proposals, settings.eos_token_ids)
+    return np.where(none, 0, room[:, None]).astype(np.int64)
+
+
+def check_overrun(
+    where: str, overrun: Overrun, proposals: NDArray[np.int32], token: NDArray[np.int32],
+    prompt_length: int, settings: TraceSettings,
+) -> None:  # fmt: skip
+    """Raise InputError unless there is a branch behind every wrong proposal, as long as it must be."""
+    most = most_rows(proposals, token, prompt_length, settings)
+    count = int(overrun.lengths.sum()) if overrun.lengths.shape == most.shape else -1
+    shapes = {"proposal": (count,), "logprobs": (count, settings.k), "entropy": (count,)}
+    if count < 0 or any(getattr(overrun, name).shape != shape for name, shape in shapes.items()):
+        raise InputError(f"{where}: its overrun arrays do not fit {most.shape[0]} tokens at {most.shape[1]} depths")
+    lengths, limits = overrun.lengths.ravel(), most.ravel()
+    last = np.cumsum(lengths)[lengths > 0] - 1
+    ends_text = np.isin(overrun.proposal, settings.eos_token_ids)
+    complete = np.zeros(lengths.size, bool)
+    complete[lengths > 0] = ends_text[last]
+    inner = ends_text.copy()
+    inner[last] = False
+    good = (lengths <= limits) & ((lengths == limits) | complete) & ((lengths > 0) == (limits > 0))
+    if inner.any() or not good.all():
+        raise InputError(
+            f"{where}: an overrun branch has the wrong length; it ends after {settings.overrun} rows, at an "
+            "end-of-text proposal or with the budget, and exists behind wrong proposals only"
+        )
