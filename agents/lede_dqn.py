@@ -10,9 +10,8 @@
 
 Steps 2 to 4 are `sde_gym.offline.train_policy`; its module says what the folder then holds, and
 `sde_gym.offline.training` explains every metric and lists the departures from the paper. The
-speed-up printed here is simulated: layers run one after the other, heads and Python for free. Static
-settings pay for what they draft behind a wrong proposal, adaptive policies do not, because the
-traces hold no overrun. The real speed-up is measured by `sde-gym demo`.
+speed-up printed here is simulated: layers run one after the other, heads and Python for free. The real
+speed-up is measured by `sde-gym demo`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from rich.console import Console
 from rich.table import Table
 
 from sde_gym.envs.run import RunResult, run_controller
-from sde_gym.envs.static import run_static
 from sde_gym.errors import InputError
 from sde_gym.offline import DQNSettings, train_policy
 from sde_gym.options import with_settings
@@ -38,9 +36,8 @@ from sde_gym.traces import TraceSet, load_traces
 
 STATIC_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
 OPTIMISTIC = (
-    "The traces hold no overrun: drafting on behind a wrong proposal costs nothing in replay, so the "
-    "figures of adaptive policies (random, threshold, LEDE) are optimistic; static settings are charged in "
-    "full. Compare none of these figures with a live run."
+    "The traces were recorded without overrun: drafting on behind a wrong proposal costs nothing in replay, "
+    "so these figures are optimistic. Compare none of them with a live run."
 )
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -90,7 +87,8 @@ def main(
         f"{len(train)} training and {len(test)} held-out texts; static and threshold chosen on the former"
     )
     console.print(table)
-    console.print(OPTIMISTIC)
+    if not train.overrun:
+        console.print(OPTIMISTIC)
     console.print(f"policy: {out / 'policy.safetensors'}", soft_wrap=True)
 
 
@@ -110,10 +108,7 @@ def split(traces: TraceSet, share: float, seed: int) -> tuple[TraceSet, TraceSet
 
 
 def play(traces: TraceSet, controller: Controller, settings: DQNSettings) -> RunResult:
-    """All texts under a controller, in the environment that the policy was trained in.
-
-    A static setting is charged for what it drafts in vain.
-    """
+    """All texts under a controller, in the environment that the policy was trained in."""
     same: dict[str, Any] = {
         "depths": settings.depths,
         "reward": settings.reward,
@@ -122,8 +117,6 @@ def play(traces: TraceSet, controller: Controller, settings: DQNSettings) -> Run
         "window": settings.window,
         "max_draft": settings.max_draft,
     }
-    if isinstance(controller, StaticController):
-        return run_static(traces, controller.exit_depth, controller.draft_length, **same)
     return run_controller(traces, controller, **same)
 
 

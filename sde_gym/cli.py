@@ -15,7 +15,7 @@ from rich.table import Table
 
 from sde_gym.errors import InputError
 from sde_gym.options import parse_list, settings_command
-from sde_gym.settings import DEFAULT_NEW_TOKENS
+from sde_gym.settings import DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
 from sde_gym.terminal import SentenceGroup, progress_bars, results_table, show_generated
 
 #: Depths recorded unless others are named; those that a model does not have are left out.
@@ -115,6 +115,10 @@ def record(
     max_new_tokens: Annotated[
         int, typer.Option(min=2, help="Most tokens generated per prompt.")
     ] = DEFAULT_NEW_TOKENS,
+    overrun: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens drafted on behind each wrong proposal; 0 records none."),
+    ] = DEFAULT_MAX_DRAFT - 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")] = None,
     dtype: DType = "float32",
     device: Device = "cpu",
@@ -136,7 +140,15 @@ def record(
         def progress(done: int, total: int, tokens: int) -> None:
             advance("record", done, total, f"{done} of {total} texts, {tokens} tokens")
 
-        traces = record(loaded, chosen, out, candidates, max_new_tokens=max_new_tokens, progress=progress)
+        traces = record(
+            loaded,
+            chosen,
+            out,
+            candidates,
+            max_new_tokens=max_new_tokens,
+            overrun=overrun,
+            progress=progress,
+        )
     Console(highlight=False).print(f"{out}: {len(traces)} texts, {len(traces.token)} positions")
 
 

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 #: Tokens generated per text wherever texts are recorded or counted, unless said otherwise.
 DEFAULT_NEW_TOKENS = 96
 
+#: Most tokens drafted in a round, LEDE's cap; what is recorded behind wrong proposals reaches as far.
+DEFAULT_MAX_DRAFT = 12
+
 Value = TypeVar("Value")
 
 

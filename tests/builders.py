@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sde_gym.traces import SCHEMA_VERSION, TraceSet, TraceWriter
+from sde_gym.traces.overrun import Overrun, most_rows
+from sde_gym.traces.schema import TraceSettings
 
 EOS = 0
 """The end-of-text id of all sets made here."""
@@ -17,7 +19,7 @@ TASKS = ("function", "docstring", "test")
 
 
 def _manifest(
-    num_layers: int, depths: Sequence[int], k: int, max_new_tokens: int, context_limit: int
+    num_layers: int, depths: Sequence[int], k: int, max_new_tokens: int, context_limit: int, overrun: int
 ) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
@@ -31,7 +33,7 @@ def _manifest(
         "head": "full",
         "dtype": "float32",
         "k": k,
-        "overrun": 0,
+        "overrun": overrun,
         "package_version": "0",
         "created": "2026-01-01T00:00:00+00:00",
         "skipped": [],
@@ -50,11 +52,13 @@ def random_traces(
     vocabulary: int = 40,
     p_match: float = 0.7,
     p_eos: float = 0.1,
+    overrun: int = 0,
 ) -> TraceSet:
     """A seeded random set with texts of every kind of end and of 2..max_new_tokens tokens.
 
     Proposals match with probability `p_match`, and distributions are sharper where they do, so
-    that confidence says something. Wrong proposals are end-of-text with probability `p_eos`.
+    that confidence says something. Wrong proposals, and those behind them, are end-of-text with
+    probability `p_eos`.
     """
     rng = np.random.default_rng(seed)
     m = len(depths)
@@ -71,6 +75,7 @@ def random_traces(
 
     def distribution(best: np.ndarray, sharpness: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids and log-probabilities of the k best, and the entropy; `best` comes first."""
+        rows = len(best)
         logits = rng.normal(size=(rows, vocabulary)) * sharpness[:, None]
         logits[np.arange(rows), best] = logits.max(axis=1) + rng.uniform(0.1, 2.0, rows) * sharpness
         logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -93,8 +98,23 @@ def random_traces(
         context_limit - length + 1 if end == "context" else 3 + n % 4
         for n, (end, length) in enumerate(zip(ends, lengths, strict=True))
     ]
+    manifest = _manifest(num_layers, depths, k, max_new_tokens, context_limit, overrun)
+    most = np.concatenate(
+        [
+            most_rows(
+                top_ids[start[n] : start[n + 1], :, 0],
+                token[start[n] : start[n + 1]],
+                prompt_lengths[n],
+                TraceSettings.from_manifest(manifest, "toy"),
+            )
+            for n in range(texts)
+        ]
+    ).ravel()
+    branches = [_branch(rng, int(rows), vocabulary, p_eos) for rows in most]
+    behind = np.array([proposal for branch in branches for proposal in branch], dtype=np.int64)
+    _, behind_logprobs, behind_entropy = distribution(behind, np.full(len(behind), 1.0))
     return TraceSet(
-        manifest={**_manifest(num_layers, depths, k, max_new_tokens, context_limit), "texts": texts},
+        manifest={**manifest, "texts": texts},
         depths=tuple(depths),
         num_layers=num_layers,
         k=k,
@@ -107,6 +127,10 @@ def random_traces(
         final_ids=final_ids.astype(np.int32),
         final_logprobs=final_logprobs.astype(np.float32),
         final_gap=(final_logprobs[:, 0] - final_logprobs[:, 1]).astype(np.float32),
+        branch_start=np.concatenate([[0], np.cumsum([len(branch) for branch in branches])]).astype(np.int64),
+        overrun_proposal=behind.astype(np.int32),
+        overrun_logprobs=behind_logprobs.astype(np.float32),
+        overrun_entropy=behind_entropy.astype(np.float32),
         text_ids=[f"toy/{n}" for n in range(texts)],
         tasks=[TASKS[n % len(TASKS)] for n in range(texts)],
         ends=ends,
@@ -120,6 +144,14 @@ def random_traces(
     )
 
 
+def _branch(rng: np.random.Generator, most: int, vocabulary: int, p_eos: float) -> list[int]:
+    """What is proposed behind a wrong proposal: `most` tokens, fewer if one ends the text."""
+    proposals: list[int] = []
+    while len(proposals) < most and EOS not in proposals:
+        proposals.append(EOS if rng.random() < p_eos else int(rng.integers(1, vocabulary)))
+    return proposals
+
+
 def written_traces(
     tokens: Sequence[int],
     proposals: Sequence[Sequence[int]],
@@ -128,6 +160,8 @@ def written_traces(
     depths: Sequence[int],
     num_layers: int,
     max_new_tokens: int | None = None,
+    branches: Mapping[tuple[int, int], Sequence[int]] | None = None,
+    overrun: int = 0,
 ) -> TraceSet:
     """One text written out by hand, for tables worked on paper.
 
@@ -138,10 +172,13 @@ def written_traces(
         depths: candidate depths, rising.
         num_layers: L.
         max_new_tokens: recorded budget; T if not given.
+        branches: proposals behind the wrong one at (position, index of the depth).
+        overrun: most rows of a branch, 0 for a set without.
 
     The surprise (-log p of the best token) at row t and depth index i is (10 t + i + 1) / 100, at
     the last layer (10 t) / 100; the second-best token is two nats less probable and so on, the
-    entropy is (10 t + i) / 50.
+    entropy is (10 t + i) / 50. At step j behind that proposal the surprise is larger by j / 1000, the
+    entropy is j.
     """
     length, m, k = len(tokens), len(depths), 8
     budget = max_new_tokens or length
@@ -150,8 +187,18 @@ def written_traces(
     steps = 2.0 * np.arange(k)
     token = np.array(tokens, dtype=np.int32)
     top_ids = np.array(proposals, dtype=np.int32)[:, :, None] + 100 * np.arange(k, dtype=np.int32)
+    steps_behind = [
+        [branches[t, i] if branches and (t, i) in branches else [] for i in range(m)] for t in range(length)
+    ]
+    behind = [
+        (proposal, (10 * t + i + 1) / 100 + j / 1000, float(j))
+        for t in range(length)
+        for i in range(m)
+        for j, proposal in enumerate(steps_behind[t][i], start=1)
+    ]
+    counts = [len(steps_behind[t][i]) for t in range(length) for i in range(m)]
     return TraceSet(
-        manifest={**_manifest(num_layers, depths, k, budget, context_limit), "texts": 1},
+        manifest={**_manifest(num_layers, depths, k, budget, context_limit, overrun), "texts": 1},
         depths=tuple(depths),
         num_layers=num_layers,
         k=k,
@@ -164,6 +211,10 @@ def written_traces(
         final_ids=token[:, None] + 100 * np.arange(k, dtype=np.int32),
         final_logprobs=(-row / 10 - steps).astype(np.float32),
         final_gap=np.full(length, 2.0, dtype=np.float32),
+        branch_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        overrun_proposal=np.array([row[0] for row in behind], dtype=np.int32),
+        overrun_logprobs=np.array([-row[1] - steps for row in behind], dtype=np.float32).reshape(-1, k),
+        overrun_entropy=np.array([row[2] for row in behind], dtype=np.float32),
         text_ids=["written"],
         tasks=["function"],
         ends=[end],
@@ -184,9 +235,9 @@ def store_traces(folder: Path, traces: TraceSet, *, texts_per_shard: int = 2) ->
 
 def open_writer(folder: Path, traces: TraceSet, **changes: Any) -> TraceWriter:
     """A writer with the settings of this set, but for `changes`."""
-    names = ("model", "model_hash", "num_layers", "depths", "eos_token_ids", "max_new_tokens")
-    names += ("context_limit", "head", "dtype", "k")
-    return TraceWriter(folder, **{**{name: traces.manifest[name] for name in names}, **changes})
+    size = {"texts_per_shard": changes.pop("texts_per_shard")} if "texts_per_shard" in changes else {}
+    settings = TraceSettings.from_manifest({**traces.manifest, **changes}, "toy")
+    return TraceWriter(folder, settings, **size)
 
 
 def text_arguments(traces: TraceSet, text: int) -> dict[str, Any]:
@@ -202,4 +253,17 @@ def text_arguments(traces: TraceSet, text: int) -> dict[str, Any]:
         "prompt_length": traces.prompt_lengths[text],
         "end": traces.ends[text],
         **{name: getattr(traces, name)[rows] for name in arrays},
+        "overrun": _overrun_of(traces, text) if traces.overrun else None,
     }
+
+
+def _overrun_of(traces: TraceSet, text: int) -> Overrun:
+    m = len(traces.depths)
+    bounds = traces.branch_start[traces.start[text] * m : traces.start[text + 1] * m + 1]
+    rows = slice(bounds[0], bounds[-1])
+    return Overrun(
+        np.diff(bounds).reshape(-1, m),
+        traces.overrun_proposal[rows],
+        traces.overrun_logprobs[rows],
+        traces.overrun_entropy[rows],
+    )

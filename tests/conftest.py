@@ -47,10 +47,10 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def toy_traces() -> TraceSet:
-    """A seeded random trace set in memory: 6 texts, depths 2, 3 and 6 of 8 layers."""
+    """A seeded random trace set in memory: 6 texts, depths 2, 3 and 6 of 8 layers, overrun 11."""
     from tests.builders import random_traces
 
-    return random_traces()
+    return random_traces(overrun=11)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from sde_gym.models.layered import LayeredModel
 from sde_gym.models.sequence import Sequence
 from sde_gym.policies.controller import Controller, RoundOutcome, View, feature_settings
 from sde_gym.policies.observation import HEAD_FEATURES, Action, Phase, observation_rows
+from sde_gym.settings import DEFAULT_MAX_DRAFT
 
 _LANE = np.zeros(1, np.int64)
 
@@ -35,7 +36,7 @@ def speculative(
     depths: Sequence_[int],
     max_new_tokens: int,
     *,
-    max_draft: int = 12,
+    max_draft: int = DEFAULT_MAX_DRAFT,
     k: int | None = None,
     window: int | None = None,
     text: int = 0,

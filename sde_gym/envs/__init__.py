@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sde_gym.envs.engine import ReplayEngine
     from sde_gym.envs.lede import LEDEEnv
+    from sde_gym.envs.ranking import reward_ranking
     from sde_gym.envs.run import RunResult, run_controller
-    from sde_gym.envs.static import reward_ranking, run_static
 
 #: Module of each name.
 _HOMES = {
     "LEDEEnv": "lede",
     "ReplayEngine": "engine",
     "RunResult": "run",
-    "reward_ranking": "static",
+    "reward_ranking": "ranking",
     "run_controller": "run",
-    "run_static": "static",
 }
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "RunResult",
     "reward_ranking",
     "run_controller",
-    "run_static",
 ]
 
 

@@ -42,7 +42,8 @@ def token_budget(max_new_tokens: int | None, traces: TraceSet) -> int:
     recorded = int(traces.manifest["max_new_tokens"])
     if max_new_tokens is None:
         return recorded
-    cut = "budget" in traces.ends  # such a text would have gone on
+    # Such a text would have gone on, and so would a draft behind a wrong proposal.
+    cut = "budget" in traces.ends or traces.overrun > 0
     return whole_number("max_new_tokens", max_new_tokens, 2, recorded if cut else None)
 
 

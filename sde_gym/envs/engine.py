@@ -5,11 +5,11 @@ action follows from what was recorded along that text. `ReplayEngine` holds n la
 text in some state, and steps them together in numpy; there is no Python loop over lanes. The
 gymnasium environment is a face of one lane.
 
-Departure: the trace has no rows off the true text (overrun 0), so nothing is known about what
-would be drafted behind a wrong proposal. Here the round is therefore verified as soon as a
-proposal is wrong, within the same step: the wrong proposal is run to l* like any other, its
-layers are charged, but nobody scores it. That hides the cost of drafting on in vain, so what
-comes out is not to be compared with live runs.
+Behind a wrong proposal a policy sees what was recorded there (overrun), until something ends the
+round. Where a set was recorded without, the round is verified as soon as a proposal is wrong, within
+the same step: the wrong proposal is run to l* like any other, its layers are charged, but nobody
+scores it. That hides the cost of drafting on in vain, so what comes out is not to be compared with
+live runs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sde_gym.policies.observation import (
     observation_rows,
     resolve_observation,
 )
+from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet
 
 COUNTERS = (
@@ -61,7 +62,8 @@ class ReplayEngine:
 
     State of a lane: `position` p is the row whose token is being predicted, so the newest fed
     token is y_{p-1}; `opening` is p at the start of the round; `index` is that of the depth
-    reached. Proposals before the newest are all right, else the round would be over.
+    reached, `entry` that of what this depth says there (`Tables`). On the true text that follows from
+    position and index; behind a wrong proposal it is a row of its branch.
 
     Args:
         traces: recorded texts; shared, never copied by lane.
@@ -71,9 +73,10 @@ class ReplayEngine:
         credit: "immediate" or "round".
         k: log-probabilities averaged by `confidence`, 1..traces.k.
         window: tokens averaged by `trace`, at least 1; fewer where the text has not that many yet.
-        max_draft: cap on the proposals of a round, at least 1.
+        max_draft: cap on the proposals of a round, at least 1; with recorded overrun at most one
+            more than that.
         max_new_tokens: token budget, at least 2; the recorded one if not given. More than was
-            recorded only if no text ended by its budget.
+            recorded only if no text ended by its budget and there is no overrun.
         final_token_reward: of the "lede" reward.
         rho: of the "speed" reward.
         lanes: number of lanes.
@@ -92,7 +95,7 @@ class ReplayEngine:
         credit: str = "immediate",
         k: int = 5,
         window: int = 8,
-        max_draft: int = 12,
+        max_draft: int = DEFAULT_MAX_DRAFT,
         max_new_tokens: int | None = None,
         final_token_reward: float = 1.0,
         rho: float | None = None,
@@ -108,7 +111,9 @@ class ReplayEngine:
         self.credit = credit
         self.k = whole_number("k", k, 1, traces.k)
         self.window = whole_number("window", window, 1)
-        self.max_draft = whole_number("max_draft", max_draft, 1)
+        self.max_draft = whole_number(
+            "max_draft", max_draft, 1, traces.overrun + 1 if traces.overrun else None
+        )
         self.max_new_tokens = token_budget(max_new_tokens, traces)
         self.lanes = whole_number("lanes", lanes, 1)
         self.tables = Tables(traces, self.depths, self.names, self.k, self.max_new_tokens)
@@ -130,14 +135,16 @@ class ReplayEngine:
         self._index = np.zeros(n, dtype=np.int64)
         self._phase = np.zeros(n, dtype=np.int64)
         self._drafted = np.zeros(n, dtype=np.int64)
+        self._right = np.zeros(n, dtype=np.int64)  # proposals of the round before its first wrong one
+        self._branch = np.full(n, -1, dtype=np.int64)  # entry behind a wrong proposal, else -1
         self._chain = np.zeros(n, dtype=np.float64)
         self._held = np.zeros(n, dtype=np.float64)  # rewards that credit="round" still owes
         self._counters = {name: np.zeros(n, dtype=np.int64) for name in COUNTERS}
         # Entry x modulo the size is the sum of the surprises of the hypothesis' first x tokens, so
         # a window's mean is one difference and a rollback is nothing but overwriting. The size
         # covers a window behind the opening of a round and the longest draft after it, and needs
-        # to cover no more than the longest text.
-        longest = int(self.tables.limit.max(initial=0))
+        # to cover no more than the longest text that its budget allows.
+        longest = int(self.tables.budget.max(initial=0))
         self._reach = min(self.window, longest + 1)
         size = 1 << (min(self.window + self.max_draft, longest) + 2).bit_length()
         self._sums = np.zeros((n, size), dtype=np.float64)
@@ -167,7 +174,8 @@ class ReplayEngine:
         self._position[lane] = self._opening[lane] = 1  # token 0 came from prefill
         self._index[lane] = 0
         self._phase[lane] = int(Phase.SELECT)
-        self._drafted[lane] = 0
+        self._drafted[lane] = self._right[lane] = 0
+        self._branch[lane] = -1
         self._chain[lane] = self._held[lane] = 0.0
         for counter in self._counters.values():
             counter[lane] = 0
@@ -208,8 +216,8 @@ class ReplayEngine:
         text, position, opening = self._text[lane], self._position[lane], self._opening[lane]
         index, phase = self._index[lane], self._phase[lane]
         depth = tables.depth[index]
-        row = tables.start[text] + position
-        entry = row * len(self.depths) + index
+        branch = self._branch[lane]
+        entry = self._entry(lane)
 
         # What happens.
         proposed = action == Action.EXIT
@@ -221,9 +229,12 @@ class ReplayEngine:
         deeper = select & ~proposed & (index < len(self.depths) - 1)
         plain = select & ~proposed & ~deeper  # `continue` at the last depth: the last layer decides
         verified = ~select & ~proposed
-        verified |= proposed & (~right | unfed | (drafted == self.max_draft))
+        verified |= proposed & (unfed | (drafted == self.max_draft))
+        if not self.traces.overrun:
+            verified |= proposed & ~right
         ended = verified | plain
-        accepted = np.where(ended, drafted - (proposed & ~right), 0)
+        so_far = self._right[lane] + right
+        accepted = np.where(ended, so_far, 0)
         final = ended & ~(unfed & right)
         emitted = accepted + final
         after = np.where(ended, opening + emitted, position + proposed)
@@ -247,7 +258,7 @@ class ReplayEngine:
         surprise = tables.surprise[entry]
         self._sums[lane, (position + 1) & self._wrap] = self._sums[lane, position & self._wrap] + surprise
         own = np.flatnonzero(final)
-        at = position[own] + right[own]
+        at = opening[own] + accepted[own]
         final_surprise = tables.final_surprise[tables.start[text[own]] + at]
         before = self._sums[lane[own], at & self._wrap]
         self._sums[lane[own], (at + 1) & self._wrap] = before + final_surprise
@@ -257,6 +268,10 @@ class ReplayEngine:
         self._index[lane] = np.where(ended, 0, index + deeper)
         self._phase[lane] = np.where(ended, int(Phase.SELECT), np.where(proposed, int(Phase.DRAFT), phase))
         self._drafted[lane] = np.where(ended, 0, drafted)
+        self._right[lane] = np.where(ended, 0, so_far)
+        if self.traces.overrun:
+            behind = np.where(branch < 0, tables.branch[np.where(branch < 0, entry, 0)], branch + 1)
+            self._branch[lane] = np.where(ended, -1, np.where(proposed & ~right, behind, branch))
         self._chain[lane] = np.where(ended, 0.0, self._chain[lane] + np.where(proposed, surprise, 0.0))
         self._active[lane] = ~terminated
 
@@ -295,6 +310,12 @@ class ReplayEngine:
         chosen = self._lane if lanes is None else lanes
         return {name: counter[chosen] for name, counter in self._counters.items()}
 
+    def _entry(self, lane: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Entry of `Tables` for what these lanes are shown, int64 (n,)."""
+        row = self.tables.start[self._text[lane]] + self._position[lane]
+        branch = self._branch[lane]
+        return np.where(branch < 0, row * len(self.depths) + self._index[lane], branch)
+
     def _observe(self, lane: NDArray[np.int64]) -> NDArray[np.float32]:
         """Observations float32 (n, f) of these lanes; zeros where no text is in progress."""
         rows = np.zeros((len(lane), len(self.names)), dtype=np.float32)
@@ -303,8 +324,7 @@ class ReplayEngine:
         active = self._active[lane]
         phase, index, position = self._phase[lane], self._index[lane], self._position[lane]
         if self.tables.names:
-            row = np.where(active, self.tables.start[self._text[lane]] + position, 0)
-            rows[:, self._recorded_columns] = self.tables.features[row * len(self.depths) + index]
+            rows[:, self._recorded_columns] = self.tables.features[np.where(active, self._entry(lane), 0)]
         if self._stable_column is not None:
             rows[phase == Phase.DRAFT, self._stable_column] = 0.0
         if self._running_names:

@@ -15,6 +15,7 @@ from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.rewards import Reward
 from sde_gym.errors import InputError
 from sde_gym.policies.observation import Action, bounds
+from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet, load_traces
 
 ORDERS = ("shuffled", "sequential")
@@ -119,7 +120,7 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         credit: str = "immediate",
         k: int = 5,
         window: int = 8,
-        max_draft: int = 12,
+        max_draft: int = DEFAULT_MAX_DRAFT,
         max_new_tokens: int | None = None,
         final_token_reward: float = 1.0,
         rho: float | None = None,

@@ -15,7 +15,8 @@ RECORDED_FEATURES = ("confidence", "entropy", "top1", "margin", "stable")
 class Tables:
     """What replay needs to know about every position and candidate depth.
 
-    Tables over P rows and m depths are flat, entry row * m + index.
+    Tables of what depths say are flat: entry row * m + index for P rows and m depths, then the R rows
+    recorded behind wrong proposals, entry P m + r.
 
     Args:
         traces: recorded texts.
@@ -27,16 +28,17 @@ class Tables:
     Attributes:
         depth: int64 (m,), the depths.
         gap: int64 (m,), layers from each depth to the next, from the last one to L.
-        match: bool (P m,), whether the proposal equals the emitted token.
-        ends_text: bool (P m,), whether the proposal is an end-of-text token.
-        surprise: float64 (P m,), -log p of the proposal, nats.
+        match: bool (P m + R,), whether the proposal is right; never behind a wrong one.
+        ends_text: bool (P m + R,), whether the proposal is an end-of-text token.
+        surprise: float64 (P m + R,), -log p of the proposal, nats.
+        branch: int64 (P m,), entry of the first row recorded behind a wrong proposal.
         final_surprise: float64 (P,), -log p of the last layer's best token, nats.
         start: int64 (N + 1,), first row of each text.
         limit: int64 (N,), tokens of each text that are replayed.
         budget: int64 (N,), tokens that its budget and the context limit allow, at least `limit`.
         playable: bool (N,), whether it is an episode: at least one token is decided on.
         names: those of `RECORDED_FEATURES` that were asked for.
-        features: float32 (P m, len(names)), clipped.
+        features: float32 (P m + R, len(names)), clipped.
     """
 
     def __init__(
@@ -47,9 +49,16 @@ class Tables:
         self.gap = np.diff(np.append(self.depth, traces.num_layers))
         ids = traces.top_ids[:, columns]
         logprobs = traces.top_logprobs[:, columns]
-        self.match = traces.match[:, columns].ravel()
-        self.ends_text = np.isin(ids[:, :, 0], traces.eos_token_ids).ravel()
-        self.surprise = -logprobs[:, :, 0].astype(np.float64).ravel()
+        behind = len(traces.overrun_proposal)
+        off_text = np.zeros(behind, dtype=bool)
+        proposals = np.concatenate([ids[:, :, 0].ravel(), traces.overrun_proposal])
+        best = np.concatenate([logprobs.reshape(-1, traces.k), traces.overrun_logprobs])
+        self.match = np.concatenate([traces.match[:, columns].ravel(), off_text])
+        self.ends_text = np.isin(proposals, traces.eos_token_ids)
+        self.surprise = -best[:, 0].astype(np.float64)
+        entries = ids.shape[0] * ids.shape[1]
+        branches = traces.branch_start[:-1].reshape(-1, len(traces.depths))[:, columns]
+        self.branch = entries + branches.ravel()
         self.final_surprise = -traces.final_logprobs[:, 0].astype(np.float64)
         self.start = traces.start
         self.limit = np.minimum(traces.lengths, max_new_tokens)
@@ -61,9 +70,9 @@ class Tables:
         stable[:, 1:] = ids[:, 1:, 0] == ids[:, :-1, 0]
         self.features = observation_rows(
             self.names,
-            stable.size,
-            top_logprobs=logprobs.reshape(stable.size, -1),
-            entropy=traces.entropy[:, columns].ravel(),
-            stable=stable.ravel(),
+            entries + behind,
+            top_logprobs=best,
+            entropy=np.concatenate([traces.entropy[:, columns].ravel(), traces.overrun_entropy]),
+            stable=np.concatenate([stable.ravel(), off_text]),
             k=k,
         )

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sde_gym.envs.static import run_static
+from sde_gym.envs.run import run_controller
 from sde_gym.evaluation.benchmark import ar_method, controller_method, measure, summarise_rows
 from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.rules import StaticController
+from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces.store import TraceSet
 
 #: Share of a measured speed-up below which two settings count as equally fast.
@@ -29,12 +30,18 @@ class StaticScore:
     layer_speedup: float  # L x tokens / sequential layers run
 
 
-def static_grid(traces: TraceSet, max_draft: int = 12) -> list[StaticScore]:
-    """All settings (E among the recorded depths, d in 1..max_draft), fastest by layers first."""
+def static_grid(traces: TraceSet, max_draft: int = DEFAULT_MAX_DRAFT) -> list[StaticScore]:
+    """All settings (E among the recorded depths, d in 1..max_draft), fastest by layers first.
+
+    Raises:
+        InputError: traces without overrun.
+    """
+    traces.check_overrun("comparing static settings")
     scores = []
     for exit_depth in traces.depths:
         for draft_length in range(1, max_draft + 1):
-            result = run_static(traces, exit_depth, draft_length, max_draft=max_draft)
+            controller = StaticController(exit_depth, draft_length)
+            result = run_controller(traces, controller, max_draft=max_draft)
             scores.append(StaticScore(exit_depth, draft_length, result.acceptance_rate, result.speedup))
     return sorted(scores, key=lambda score: -score.layer_speedup)
 
@@ -45,7 +52,7 @@ def best_static(
     prompts: Sequence[tuple[str, str, list[int]]],
     max_new_tokens: int,
     candidates: int = 6,
-    max_draft: int = 12,
+    max_draft: int = DEFAULT_MAX_DRAFT,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[StaticScore, list[tuple[StaticScore, float]]]:
     """Time the `candidates` front runners of the grid and take the fastest.

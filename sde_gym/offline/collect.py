@@ -22,7 +22,9 @@ from sde_gym.offline.transitions import Transitions
 from sde_gym.policies.controller import RoundOutcome, View, feature_settings
 from sde_gym.policies.observation import Action, resolve_observation
 from sde_gym.policies.rules import counter_uniform
+from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet
+from sde_gym.traces.trace_set import OVERRUN_ARRAYS
 
 #: Called with (episodes finished, episodes in all).
 Progress = Callable[[int, int], None]
@@ -44,7 +46,7 @@ def collect(
     credit: str = "immediate",
     k: int | None = None,
     window: int | None = None,
-    max_draft: int = 12,
+    max_draft: int = DEFAULT_MAX_DRAFT,
     max_new_tokens: int | None = None,
     lanes: int = 256,
     progress: Progress | None = None,
@@ -232,6 +234,7 @@ def trace_set_id(traces: TraceSet) -> str:
     Two sets with the same texts, depths and numbers have the same id; a subset has another.
     """
     digest = hashlib.sha256(repr((traces.depths, traces.num_layers, traces.text_ids, traces.ends)).encode())
-    for name in ("start", "token", "top_ids", "top_logprobs", "entropy", "match", "final_logprobs"):
+    names = ("start", "token", "top_ids", "top_logprobs", "entropy", "match", "final_logprobs", "branch_start")
+    for name in (*names, *OVERRUN_ARRAYS):
         digest.update(np.ascontiguousarray(getattr(traces, name)).tobytes())
     return digest.hexdigest()[:16]

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import sde_gym
+from sde_gym.envs.ranking import reward_ranking
 from sde_gym.envs.run import run_controller
-from sde_gym.envs.static import reward_ranking
 from sde_gym.errors import InputError
 from sde_gym.files import read_json, write_json, write_text
 from sde_gym.offline.backend import import_d3rlpy
@@ -93,7 +93,7 @@ def train_policy(
         raise InputError(f"{folder}: is a file; give a folder for the policy")
     identity = trace_set_id(traces)
     import_d3rlpy()
-    ranking = reward_ranking(
+    ranking = math.nan if not traces.overrun else reward_ranking(
         traces, depths=chosen.depths, reward=chosen.reward, final_token_reward=chosen.final_token_reward,
         k=chosen.k, window=chosen.window, max_draft=chosen.max_draft,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 from sde_gym.errors import InputError
 from sde_gym.offline.buffer import check_returns
 from sde_gym.policies.observation import resolve_observation
-from sde_gym.settings import setting
+from sde_gym.settings import DEFAULT_MAX_DRAFT, setting
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class DQNSettings:
     final_token_reward: float = setting(1.0, "reward of a token that comes from the final layer")
     k: int = setting(5, "tokens behind the feature 'confidence'")
     window: int = setting(8, "tokens behind the feature 'trace'")
-    max_draft: int = setting(12, "most proposals in one round")
+    max_draft: int = setting(DEFAULT_MAX_DRAFT, "most proposals in one round")
     episodes: int = setting(400, "exploratory episodes; LEDE fills its buffer with about 200")
     epsilon: float = setting(0.15, "share of random actions around static and threshold settings")
     hidden: tuple[int, ...] = setting((64, 64), "widths of the hidden layers")

@@ -11,12 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
-from sde_gym.models.heads import summarise
-from sde_gym.models.sequence import Sequence
 from sde_gym.traces.schema import TraceSettings, text_budget
 
 
@@ -47,55 +44,22 @@ def no_overrun(length: int, m: int, k: int) -> Overrun:
     )
 
 
-@torch.inference_mode()
-def record_overrun(
-    sequence: Sequence, depth: int, proposals: NDArray[np.int32], slots: NDArray[np.int64],
-    rows: NDArray[np.int64], eos_token_ids: tuple[int, ...], k: int, compact: bool,
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Draft on from wrong proposals at one depth, all branches side by side.
-
-    Args:
-        sequence: the text as a chain, every token at exactly `depth`; left as it was.
-        depth: l*.
-        proposals: int32 (n,), the wrong proposals; none of them ends a text.
-        slots: int64 (n,), slots of the tokens before them.
-        rows: int64 (n,), most rows of each branch, at least 1.
-        eos_token_ids: a proposal out of these is the last of its branch.
-        k: log-probabilities stored a row.
-        compact: score over the depth's compact vocabulary.
-
-    Returns:
-        lengths int64 (n,); proposal int32 (R,), logprobs float32 (R, k) and entropy float32 (R,),
-        branch by branch.
-    """
-    chain = sequence.length
-    vocabulary = sequence.model.heads.vocabulary(depth) if compact else None
-    active = np.arange(len(proposals))
-    newest, parents = proposals, slots
-    found: list[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]] = []
-    step = 0
-    while active.size:
-        step += 1
-        parents = np.array(
-            [sequence.append([int(token)], parent=int(parent))[0]
-             for token, parent in zip(newest, parents, strict=True)]
-        )  # fmt: skip
-        sequence.advance(depth, slots=parents.tolist())
-        logits = sequence.score(depth, compact=compact, slots=parents.tolist())
-        ids, logprobs, entropy = (part.cpu().numpy() for part in summarise(logits, k, vocabulary))
-        newest = ids[:, 0].astype(np.int32)
-        found.append((active, newest, logprobs.astype(np.float32), entropy.astype(np.float32)))
-        going = ~np.isin(newest, eos_token_ids) & (rows[active] > step)
-        active, newest, parents = active[going], newest[going], parents[going]
-    sequence.rollback(chain)
-    lengths = np.zeros(len(proposals), np.int64)
-    for branch, *_ in found:
-        lengths[branch] += 1
-    if not found:
-        return lengths, np.zeros(0, np.int32), np.zeros((0, k), np.float32), np.zeros(0, np.float32)
-    order = np.argsort(np.concatenate([branch for branch, *_ in found]), kind="stable")
-    proposal, logprob, entropies = (np.concatenate([f[i] for f in found])[order] for i in (1, 2, 3))
-    return lengths, proposal, logprob, entropies
+def joined(parts: list[Overrun]) -> Overrun:
+    """The branches of all depths, each part those of one depth, in order of position, depth and step."""
+    lengths = np.concatenate([part.lengths for part in parts], axis=1)
+    m = lengths.shape[1]
+    entry = np.concatenate(
+        [
+            np.repeat(np.arange(len(lengths)) * m + column, part.lengths[:, 0])
+            for column, part in enumerate(parts)
+        ]
+    )
+    order = np.argsort(entry, kind="stable")
+    proposal, logprobs, entropy = (
+        np.concatenate([getattr(part, name) for part in parts])[order]
+        for name in ("proposal", "logprobs", "entropy")
+    )
+    return Overrun(lengths, proposal, logprobs, entropy)
 
 
 def most_rows(
@@ -129,7 +93,9 @@ def check_overrun(
     count = int(overrun.lengths.sum()) if overrun.lengths.shape == most.shape else -1
     shapes = {"proposal": (count,), "logprobs": (count, settings.k), "entropy": (count,)}
     if count < 0 or any(getattr(overrun, name).shape != shape for name, shape in shapes.items()):
-        raise InputError(f"{where}: its overrun arrays do not fit {most.shape[0]} tokens at {most.shape[1]} depths")
+        raise InputError(
+            f"{where}: its overrun arrays do not fit {most.shape[0]} tokens at {most.shape[1]} depths"
+        )
     lengths, limits = overrun.lengths.ravel(), most.ravel()
     last = np.cumsum(lengths)[lengths > 0] - 1
     ends_text = np.isin(overrun.proposal, settings.eos_token_ids)

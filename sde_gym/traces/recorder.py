@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.heads import summarise
 from sde_gym.models.layered import LayeredModel
+from sde_gym.models.sequence import Sequence as TokenSequence
 from sde_gym.prompts import Prompt, resolve_source
-from sde_gym.settings import DEFAULT_NEW_TOKENS
+from sde_gym.settings import DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
+from sde_gym.traces.overrun import Overrun, joined, most_rows, no_overrun
+from sde_gym.traces.schema import TraceSettings
 from sde_gym.traces.store import TraceSet, TraceWriter, load_traces
 
 #: Progress callback: texts done, texts in all, tokens recorded in this run.
@@ -34,7 +39,7 @@ def record(
     *,
     max_new_tokens: int = DEFAULT_NEW_TOKENS,
     k: int = 8,
-    overrun: int = DEFAULT_OVERRUN,
+    overrun: int = DEFAULT_MAX_DRAFT - 1,
     batch_size: int = 8,
     compact: bool = True,
     progress: Progress | None = None,
@@ -150,7 +155,7 @@ def _record_text(
     settings, count, top = writer.settings, len(text), model.num_layers
     depths, k = settings.depths, settings.k
     token = np.asarray(text, np.int32)
-    branches = []
+    branches: list[Overrun] = []
     sequence = model.sequence(len(ids) + count)
     sequence.append(ids + text[:-1])
     top_ids = np.empty((count, len(depths), k), np.int32)
@@ -163,16 +168,9 @@ def _record_text(
         top_ids[:, column] = found.cpu().numpy()
         top_logprobs[:, column] = best.cpu().numpy()
         entropy[:, column] = spread.cpu().numpy()
-        if settings.overrun and count > 1:
-            proposals = top_ids[:, column]
-            rows = most_rows(top_ids[:, [column], 0], token, len(ids), settings)[:, 0]
-            wrong = np.flatnonzero(rows)
-            branches.append(
-                record_overrun(
-                    sequence, depth, top_ids[wrong, column, 0], len(ids) + wrong - 1, rows[wrong],
-                    model.eos_token_ids, k, compact,
-                )
-            )  # fmt: skip
+        if settings.overrun:
+            most = most_rows(top_ids[:, [column], 0], token, len(ids), settings)[:, 0]
+            branches.append(_draft_on(sequence, depth, top_ids[:, column, 0], most, k, compact))
     sequence.advance(top)
     logits = sequence.score(top, count)
     final_ids, final_logprobs, _ = summarise(logits, k)
@@ -180,7 +178,7 @@ def _record_text(
     if text[-1] in model.eos_token_ids:
         end = "eos"
     else:
-        end = "budget" if count == max_new_tokens else "context"
+        end = "budget" if count == settings.max_new_tokens else "context"
     reference = _is_reference(prompt)
     writer.add_text(
         text_id=prompt.id,
@@ -190,7 +188,7 @@ def _record_text(
         prompt=None if reference else prompt.text,
         prompt_tokens=None if reference else np.asarray(ids, np.int32),
         prompt_length=len(ids),
-        token=np.asarray(text, np.int32),
+        token=token,
         end=end,
         final_ids=final_ids.cpu().numpy().astype(np.int32),
         final_logprobs=final_logprobs.cpu().numpy(),
@@ -198,4 +196,56 @@ def _record_text(
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         entropy=entropy,
+        overrun=joined(branches) if settings.overrun else None,
     )
+
+
+def _draft_on(
+    sequence: TokenSequence,
+    depth: int,
+    proposals: NDArray[np.int32],
+    most: NDArray[np.int64],
+    k: int,
+    compact: bool,
+) -> Overrun:
+    """Draft on behind wrong proposals at one depth, all branches side by side.
+
+    Args:
+        sequence: prompt and text as a chain, but for the last token; every token is at exactly
+            `depth`, and is left so.
+        depth: l*.
+        proposals: int32 (T,), proposals at the T positions of the text.
+        most: int64 (T,), most rows behind each of them, 0 for no branch.
+        k: log-probabilities stored a row.
+        compact: score over the depth's compact vocabulary.
+
+    Returns:
+        The branches at this depth alone, m = 1.
+    """
+    chain = sequence.length
+    model = sequence.model
+    vocabulary = model.heads.vocabulary(depth) if compact else None
+    active = np.flatnonzero(most)  # positions whose branches go on
+    newest = proposals[active]
+    slots = (chain - len(most) + active).tolist()
+    steps: list[tuple[NDArray[np.int64], list[NDArray[Any]]]] = []
+    while active.size:
+        slots = [
+            sequence.append([int(token)], parent=slot)[0] for token, slot in zip(newest, slots, strict=True)
+        ]
+        sequence.advance(depth, slots=slots)
+        summary = summarise(sequence.score(depth, compact=compact, slots=slots), k, vocabulary)
+        ids, logprobs, entropy = (part.cpu().numpy() for part in summary)
+        newest = ids[:, 0].astype(np.int32)
+        steps.append((active, [newest, logprobs, entropy]))
+        going = ~np.isin(newest, model.eos_token_ids) & (most[active] > len(steps))
+        active, newest = active[going], newest[going]
+        slots = [slot for slot, goes in zip(slots, going, strict=True) if goes]
+    sequence.rollback(chain)
+    if not steps:
+        return no_overrun(len(most), 1, k)
+    position = np.concatenate([positions for positions, _ in steps])
+    order = np.argsort(position, kind="stable")
+    columns = [np.concatenate(column)[order] for column in zip(*(found for _, found in steps), strict=True)]
+    lengths = np.bincount(position, minlength=len(most))[:, None]
+    return Overrun(lengths, columns[0], columns[1], columns[2])

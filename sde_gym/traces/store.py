@@ -206,5 +206,10 @@ def _check_branches(where: str, traces: TraceSet, number: int, settings: TraceSe
         traces.overrun_entropy[branches],
     )
     check_overrun(
-        where, overrun, traces.top_ids[rows, :, 0], traces.token[rows], traces.prompt_lengths[number], settings
+        where,
+        overrun,
+        traces.top_ids[rows, :, 0],
+        traces.token[rows],
+        traces.prompt_lengths[number],
+        settings,
     )

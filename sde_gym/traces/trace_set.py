@@ -99,6 +99,14 @@ class TraceSet:
         """Most rows recorded behind a wrong proposal; 0 if none were."""
         return int(self.manifest["overrun"])
 
+    def check_overrun(self, purpose: str) -> None:
+        """Raise InputError unless what lies behind wrong proposals was recorded; `purpose` needs it."""
+        if not self.overrun:
+            raise InputError(
+                "traces: recorded without overrun, which hides the cost of drafting on behind a wrong "
+                f"proposal; {purpose} needs it: record the set again with overrun above 0"
+            )
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""

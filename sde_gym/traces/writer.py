@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sde_gym.errors import InputError
 from sde_gym.files import sha256, write_json
+from sde_gym.traces.overrun import Overrun, check_overrun, no_overrun
 from sde_gym.traces.schema import (
     OVERRUN_COLUMNS,
     SCHEMA_VERSION,
@@ -21,7 +21,6 @@ from sde_gym.traces.schema import (
     check_text,
     position_columns,
 )
-from sde_gym.traces.overrun import Overrun, check_overrun, no_overrun
 from sde_gym.traces.shards import (
     MANIFEST,
     check_shard,
@@ -46,10 +45,9 @@ class TraceWriter:
 
     Args:
         folder: of the set; made if missing.
+        settings: what is recorded.
         texts_per_shard: texts in a shard of Parquet files, at least 1. At most this many finished
             texts are lost by a kill.
-        model, model_hash, num_layers, depths, eos_token_ids, max_new_tokens, context_limit, head,
-            dtype, k, overrun: what is recorded, see `TraceSettings`.
 
     Attributes:
         done: ids of the texts that need not be recorded again, the too short ones included.
@@ -62,36 +60,14 @@ class TraceWriter:
     def __init__(
         self,
         folder: str | Path,
+        settings: TraceSettings,
         *,
-        model: str,
-        model_hash: str,
-        num_layers: int,
-        depths: Sequence[int],
-        eos_token_ids: Sequence[int],
-        max_new_tokens: int,
-        context_limit: int,
-        head: str = "full",
-        dtype: str = "float32",
-        k: int = 8,
-        overrun: int = 0,
         texts_per_shard: int = 16,
     ) -> None:
         if texts_per_shard < 1:
             raise InputError(f"texts_per_shard: {texts_per_shard} is below 1")
         self.folder = Path(folder)
-        self.settings = TraceSettings(
-            model=model,
-            model_hash=model_hash,
-            num_layers=num_layers,
-            depths=tuple(depths),
-            eos_token_ids=tuple(eos_token_ids),
-            max_new_tokens=max_new_tokens,
-            context_limit=context_limit,
-            head=head,
-            dtype=dtype,
-            k=k,
-            overrun=overrun,
-        )
+        self.settings = settings
         self.texts_per_shard = texts_per_shard
         self.done: set[str] = set()
         self._pending: list[dict[str, Any]] = []
@@ -290,7 +266,6 @@ def _texts_table(texts: list[dict[str, Any]], first: int, settings: TraceSetting
 
 
 def _positions_table(texts: list[dict[str, Any]], first: int, settings: TraceSettings) -> pa.Table:
-    import pyarrow as pa
 
     lengths = [len(text["token"]) for text in texts]
     joined = {name: np.concatenate([text[name] for text in texts]) for name in ROW_ARRAYS if name != "match"}

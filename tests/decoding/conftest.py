@@ -10,7 +10,7 @@ from sde_gym.models import LayeredModel
 
 
 def agreeing_model(
-    eos_token_id: int | None = None, context: int = 256, compact: list[int] | None = None
+    eos_token_id: int | list[int] | None = None, context: int = 256, compact: list[int] | None = None
 ) -> LayeredModel:
     """Six random layers, each later one weaker: depths 1 to 5 agree with 6 more and more often."""
     torch.manual_seed(3)

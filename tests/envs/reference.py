@@ -76,10 +76,29 @@ class ReferenceEpisode:
         return self.first_row + len(self.emitted) + len(self.proposals)
 
     def _recorded(self, row: int, level: int) -> tuple[list[int], list[float], float]:
+        """Ids, log-probabilities and entropy of what this depth says next."""
+        wrong = self._first_wrong()
+        if wrong is not None:  # only what was recorded behind this very proposal is known
+            at = self.first_row + len(self.emitted) + wrong
+            column = self.traces.depths.index(self.depths[level])
+            first, end = self.traces.branch_start[at * len(self.traces.depths) + column :][:2]
+            branch = first + (row - at) - 1
+            assert first <= branch < end
+            ids = [int(self.traces.overrun_proposal[branch])]
+            logprobs = [float(value) for value in self.traces.overrun_logprobs[branch]]
+            return ids, logprobs, float(self.traces.overrun_entropy[branch])
         column = self.traces.depths.index(self.depths[level])
         ids = [int(token) for token in self.traces.top_ids[row, column]]
         logprobs = [float(value) for value in self.traces.top_logprobs[row, column]]
         return ids, logprobs, float(self.traces.entropy[row, column])
+
+    def _first_wrong(self) -> int | None:
+        """Index of the first proposal of the round that differs from the text."""
+        truth = self.text[len(self.emitted) :][: len(self.proposals)]
+        for index, proposal in enumerate(self.proposals):
+            if index >= len(truth) or proposal != truth[index]:
+                return index
+        return None
 
     def observe(self) -> dict[str, float]:
         """All features; zeros at the end."""
@@ -135,7 +154,7 @@ class ReferenceEpisode:
         if not last:
             self.reached.append(0)
             self._run_newest(self.depths[self.level])
-        if last or len(self.proposals) == self.max_draft or not right:
+        if last or len(self.proposals) == self.max_draft or (not right and not self.traces.overrun):
             return self.held_and(reward + self._verify())
         self.counters["head_calls"] += 1
         if self.credit == "round":
@@ -156,7 +175,9 @@ class ReferenceEpisode:
         self.counters["head_calls"] += 1
         before = len(self.emitted)
         accepted = 0
-        while accepted < len(self.proposals) and self.proposals[accepted] == self.text[before + accepted]:
+        for proposal, token in zip(self.proposals, self.text[before:], strict=False):
+            if proposal != token:
+                break
             accepted += 1
         self.emitted += self.proposals[:accepted]
         del self.surprises[len(self.emitted) :]

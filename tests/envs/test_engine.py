@@ -30,9 +30,12 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("seed", "p_match", "p_eos"), [(0, 0.7, 0.1), (1, 0.95, 0.3), (2, 0.3, 0.0), (3, 1.0, 0)]
 )
-def test_equals_the_reference(settings: dict[str, Any], seed: int, p_match: float, p_eos: float) -> None:
-    """Every observation, reward, end and counter of random episodes; 24 times 12 of them."""
-    compare(random_traces(seed, 12, p_match=p_match, p_eos=p_eos), seed, settings)
+@pytest.mark.parametrize("overrun", [0, 39])
+def test_equals_the_reference(
+    settings: dict[str, Any], seed: int, p_match: float, p_eos: float, overrun: int
+) -> None:
+    """Every observation, reward, end and counter of random episodes; 48 times 12 of them."""
+    compare(random_traces(seed, 12, p_match=p_match, p_eos=p_eos, overrun=overrun), seed, settings)
 
 
 @pytest.mark.parametrize("spare", [0, 1, 3])
@@ -246,7 +249,7 @@ def test_custom_rewards_see_the_outcome(toy_traces: TraceSet) -> None:
         ({"k": 9}, r"k: 9 is out of range \(1..8\)"),
         ({"k": 0}, r"k: 0 is out of range \(1..8\)"),
         ({"window": 0}, r"window: 0 is out of range \(at least 1\)"),
-        ({"max_draft": 0}, r"max_draft: 0 is out of range \(at least 1\)"),
+        ({"max_draft": 0}, r"max_draft: 0 is out of range \(1\.\.12\)"),
         ({"max_draft": True}, "max_draft: True is not a whole number"),
         ({"max_new_tokens": 1}, r"max_new_tokens: 1 is out of range \(2..20\)"),
         ({"lanes": 0}, "lanes: 0 is out of range"),

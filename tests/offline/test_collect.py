@@ -151,12 +151,12 @@ class Recording(BaseController):
 
 def test_stateful_controllers_are_reset_and_told_every_round(toy_traces: TraceSet) -> None:
     controller = Recording()
-    data = collect(toy_traces, EpsilonGreedy(controller, 0.3), 10, seed=0, lanes=4)
-    assert len(controller.resets) == 10
+    data = collect(toy_traces, EpsilonGreedy(controller, 0.6), 30, seed=0, lanes=4)
+    assert len(controller.resets) == 30
     assert set(controller.resets) == {0, 1, 2, 3}
     engine = ReplayEngine(toy_traces)
     rounds = 0
-    for episode in range(10):  # the rounds, counted once more
+    for episode in range(30):  # the rounds, counted once more
         rows = slice(data.start[episode], data.start[episode + 1])
         engine.reset_lanes(np.array([0]), data.text[rows][:1])
         for action in data.action[rows]:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sde_gym.envs.ranking import reward_ranking
 from sde_gym.envs.rewards import StepOutcome
 from sde_gym.envs.run import run_controller
-from sde_gym.envs.static import reward_ranking
 from sde_gym.errors import InputError
 from sde_gym.offline import DQNSettings, load_transitions, train_policy
 from sde_gym.policies.files import load_policy
@@ -29,11 +29,12 @@ def telling_traces(seed: int, texts: int) -> TraceSet:
 
     Half of the proposals are right, so exiting blindly loses and never exiting gains nothing.
     """
-    traces = random_traces(seed, texts, max_new_tokens=30, p_match=0.5)
-    logprobs = traces.top_logprobs.copy()
+    traces = random_traces(seed, texts, max_new_tokens=30, p_match=0.5, overrun=11)
+    logprobs, behind = traces.top_logprobs.copy(), traces.overrun_logprobs.copy()
     logprobs[:, :, 0] = np.log(np.where(traces.match, 0.9, 0.2))
-    logprobs[:, :, 1:] = np.log(0.01)
-    return dataclasses.replace(traces, top_logprobs=logprobs)
+    behind[:, 0] = np.log(0.2)
+    logprobs[:, :, 1:] = behind[:, 1:] = np.log(0.01)
+    return dataclasses.replace(traces, top_logprobs=logprobs, overrun_logprobs=behind)
 
 
 def test_it_learns_to_exit_where_the_model_is_sure(tmp_path: Path) -> None:
@@ -185,8 +186,9 @@ def test_transitions_of_an_imported_reward_are_never_reused(toy_traces: TraceSet
     assert load_policy(tmp_path).meta["provenance"]["reward_speed_rank_correlation"] is None
 
 
-def test_another_budget_is_another_request(toy_traces: TraceSet, tmp_path: Path) -> None:
-    ended = toy_traces.subset([n for n, end in enumerate(toy_traces.ends) if end == "eos"])
+def test_another_budget_is_another_request(tmp_path: Path) -> None:
+    traces = random_traces()
+    ended = traces.subset([n for n, end in enumerate(traces.ends) if end == "eos"])
     train_policy(ended, tmp_path, SMALL)
     for name in ("max_new_tokens", "context_limit"):
         manifest = {**ended.manifest, name: ended.manifest[name] + 1}

@@ -73,6 +73,55 @@ def test_every_row_is_the_models_own_prediction(model: LayeredModel, tmp_path: P
         np.testing.assert_array_equal(traces.final_ids[rows, 0], text)
 
 
+@pytest.mark.parametrize("eos", [(), (8, 13)])
+def test_overrun_is_what_a_depth_drafts_behind_its_mistakes(tmp_path: Path, eos: tuple[int, ...]) -> None:
+    """Every branch, token by token, against uncached passes over the text with the wrong tokens in it."""
+    model = agreeing_model(list(eos) or None, context=19, compact=list(range(0, 40, 2)))
+    model.tokenizer = Letters()
+    traces = record(model, PROMPTS, tmp_path / "t", DEPTHS, max_new_tokens=15, overrun=4)
+    vocabulary = model.compact_vocabulary
+    branches = 0
+    for n, prompt in enumerate(PROMPTS):
+        ids = model.encode(prompt.text)
+        text = traces.tokens_of(n).tolist()
+        budget = min(15, 19 - len(ids) + 1)
+        for t in range(len(text)):
+            for column, depth in enumerate(DEPTHS):
+                entry = (int(traces.start[n]) + t) * len(DEPTHS) + column
+                first, end = traces.branch_start[entry : entry + 2]
+                hypothesis = [*text[:t], int(traces.top_ids[traces.start[n] + t, column, 0])]
+                if t == 0 or hypothesis[-1] == text[t]:
+                    assert first == end
+                    continue
+                expected = []
+                while len(expected) < 4 and len(hypothesis) < budget and hypothesis[-1] not in eos:
+                    with torch.no_grad():
+                        states = model.hf.model(
+                            torch.tensor([ids + hypothesis]), output_hidden_states=True, use_cache=False
+                        ).hidden_states
+                        logits = model.hf.lm_head(model.hf.model.norm(states[depth]))[0, -1, vocabulary]
+                    log_p = torch.log_softmax(logits.double(), -1)
+                    best, order = log_p.sort(descending=True)
+                    expected.append(int(vocabulary[order[0]]))
+                    row = first + len(expected) - 1
+                    np.testing.assert_allclose(traces.overrun_logprobs[row], best[:8], atol=1e-4)
+                    entropy = float(-(log_p.exp() * log_p).sum())
+                    assert traces.overrun_entropy[row] == pytest.approx(entropy, abs=1e-4)
+                    hypothesis.append(expected[-1])
+                assert traces.overrun_proposal[first:end].tolist() == expected
+                branches += len(expected) > 1
+    assert branches > 50
+
+
+def test_without_overrun_nothing_is_stored_behind_mistakes(model: LayeredModel, tmp_path: Path) -> None:
+    traces = record(model, PROMPTS[:2], tmp_path / "t", DEPTHS, max_new_tokens=6, overrun=0)
+    assert not traces.match[1:].all()
+    assert traces.branch_start.tolist() == [0] * (len(traces.token) * 3 + 1)
+    assert not list((tmp_path / "t").glob("overrun-*"))
+    with pytest.raises(InputError, match="recorded with overrun 0"):
+        record(model, PROMPTS, tmp_path / "t", DEPTHS, max_new_tokens=6)
+
+
 def test_a_killed_recording_resumes_to_the_same_set(model: LayeredModel, tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
@@ -93,6 +142,8 @@ def test_a_killed_recording_resumes_to_the_same_set(model: LayeredModel, tmp_pat
     assert again.text_ids == whole.text_ids
     np.testing.assert_array_equal(again.token, whole.token)
     np.testing.assert_allclose(again.top_logprobs, whole.top_logprobs, atol=1e-5)
+    np.testing.assert_array_equal(again.branch_start, whole.branch_start)
+    np.testing.assert_array_equal(again.overrun_proposal, whole.overrun_proposal)
 
 
 def test_it_is_plain_parquet(model: LayeredModel, tmp_path: Path) -> None:
@@ -175,6 +226,7 @@ def test_another_model_or_other_depths_do_not_mix(model: LayeredModel, tmp_path:
         ({"k": 1}, "k 1"),
         ({"k": 21}, "k 21 exceeds the 20"),
         ({"batch_size": 0}, "batch_size 0"),
+        ({"overrun": -1}, "overrun: -1 is below 0"),
     ],
 )
 def test_bad_arguments_are_refused(

@@ -16,6 +16,7 @@ import pytest
 from sde_gym.errors import InputError
 from sde_gym.files import sha256
 from sde_gym.traces import TraceSet, load_traces
+from sde_gym.traces.overrun import no_overrun
 from sde_gym.traces.schema import TEXT_COLUMNS, position_columns
 from tests.builders import open_writer, random_traces, store_traces, text_arguments
 
@@ -29,6 +30,10 @@ ARRAYS = (
     "final_ids",
     "final_logprobs",
     "final_gap",
+    "branch_start",
+    "overrun_proposal",
+    "overrun_logprobs",
+    "overrun_entropy",
 )
 LISTS = ("text_ids", "tasks", "ends", "prompt_lengths", "prompts", "sources")
 
@@ -126,6 +131,7 @@ def test_short_texts_are_listed_not_stored(tmp_path: Path, toy_traces: TraceSet)
         ("head", "compact"),
         ("dtype", "bfloat16"),
         ("eos_token_ids", [0, 1]),
+        ("overrun", 5),
     ],
 )
 def test_resuming_with_another_setting_is_refused(
@@ -147,6 +153,9 @@ def test_resuming_with_another_setting_is_refused(
         ({"entropy": np.zeros((3, 3))}, r"entropy has shape \(3, 3\)"),
         ({"final_gap": np.full(20, np.nan)}, "final_gap holds a value that is not finite"),
         ({"token": np.zeros(20, np.int32)}, "before the last token"),
+        ({"overrun": None}, "overrun rows are missing, but the set has overrun 11"),
+        ({"overrun": no_overrun(20, 3, 8)}, "an overrun branch has the wrong length"),
+        ({"overrun": no_overrun(19, 3, 8)}, "do not fit 20 tokens at 3 depths"),
     ],
 )
 def test_texts_that_cannot_be_are_refused(
@@ -174,13 +183,16 @@ def change_manifest(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def change_table(folder: Path, name: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Replace a shard by a changed table with a correct checksum."""
+def change_table(
+    folder: Path, name: str, change: Callable[[pa.Table], pa.Table], rows: int | None = None
+) -> None:
+    """Replace a shard by a changed table with a correct checksum, and of `rows` rows if given."""
     pq.write_table(change(pq.read_table(folder / name)), folder / name)
     manifest = json.loads((folder / "manifest.json").read_text())
     for shard in manifest["shards"]:
         if shard["file"] == name:
             shard["sha256"] = sha256(folder / name)
+            shard["rows"] = shard["rows"] if rows is None else rows
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -294,6 +306,43 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "contradicts the tokens",
     ),
+    "overrun forgotten": (
+        lambda folder: change_manifest(
+            folder,
+            shards=[
+                shard
+                for shard in json.loads((folder / "manifest.json").read_text())["shards"]
+                if shard["file"] != "overrun-00001.parquet"
+            ],
+        ),
+        "names 2 overrun files, which does not fit overrun 11 and 3 texts files",
+    ),
+    "less overrun": (lambda folder: change_manifest(folder, overrun=3), "branch has the wrong length"),
+    "more overrun": (lambda folder: change_manifest(folder, overrun=12), "branch has the wrong length"),
+    "overrun cut off": (
+        lambda folder: change_table(folder, "overrun-00002.parquet", lambda table: table.slice(0, 9), rows=9),
+        "branch has the wrong length",
+    ),
+    "overrun shuffled": (
+        lambda folder: change_table(folder, "overrun-00000.parquet", lambda table: table.sort_by("proposal")),
+        "overrun rows are not in order",
+    ),
+    "overrun of another depth": (
+        lambda folder: change_table(
+            folder,
+            "overrun-00000.parquet",
+            set_column("depth", lambda column: pa.array([4] * len(column), pa.int32())),
+        ),
+        "an overrun row names a text, position or depth that there is not",
+    ),
+    "overrun of another text": (
+        lambda folder: change_table(
+            folder,
+            "overrun-00000.parquet",
+            set_column("text", lambda column: pa.array([-1] * len(column), pa.int32())),
+        ),
+        "an overrun row names a text, position or depth that there is not",
+    ),
     "shards forgotten": (lambda folder: change_manifest(folder, shards=[]), "holds no text"),
 }
 
@@ -308,7 +357,7 @@ def test_a_broken_set_is_named(breakage: str, tmp_path: Path, toy_folder: Path) 
     assert str(tmp_path / "set") in str(caught.value)
 
 
-def test_damage_after_loading_is_noticed(tmp_path: Path, toy_folder: Path) -> None:
+def test_damage_after_loading_is_noticed(tmp_path: Path, toy_folder: Path, toy_traces: TraceSet) -> None:
     folder = tmp_path / "set"
     shutil.copytree(toy_folder, folder)
     load_traces(folder)
@@ -318,7 +367,7 @@ def test_damage_after_loading_is_noticed(tmp_path: Path, toy_folder: Path) -> No
     with pytest.raises(InputError, match="texts-00000"):
         load_traces(folder)
     with pytest.raises(InputError, match="texts-00000"):
-        open_writer(folder, random_traces())
+        open_writer(folder, toy_traces)
 
 
 def test_unknown_names_and_files_are_refused(tmp_path: Path) -> None:
@@ -339,6 +388,11 @@ def test_subset_renumbers(toy_traces: TraceSet) -> None:
     np.testing.assert_array_equal(part.tokens_of(1), toy_traces.tokens_of(1))
     rows = slice(toy_traces.start[1], toy_traces.start[2])
     np.testing.assert_array_equal(part.top_logprobs[part.start[1] :], toy_traces.top_logprobs[rows])
+    for n, text in enumerate((4, 1)):
+        mine, other = text_arguments(part, n)["overrun"], text_arguments(toy_traces, text)["overrun"]
+        assert mine.lengths.sum() > 0
+        for name in ("lengths", "proposal", "logprobs", "entropy"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(other, name))
     for wrong in ([], [6], [-1], [0, 0]):
         with pytest.raises(InputError, match="texts: "):
             toy_traces.subset(wrong)
