@@ -24,7 +24,7 @@ from sde_gym.policies.observation import Action, resolve_observation
 from sde_gym.policies.rules import counter_uniform
 from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet
-from sde_gym.traces.trace_set import OVERRUN_ARRAYS
+from sde_gym.traces.trace_set import OVERRUN_ARRAYS, ROW_ARRAYS
 
 #: Called with (episodes finished, episodes in all).
 Progress = Callable[[int, int], None]
@@ -234,7 +234,7 @@ def trace_set_id(traces: TraceSet) -> str:
     Two sets with the same texts, depths and numbers have the same id; a subset has another.
     """
     digest = hashlib.sha256(repr((traces.depths, traces.num_layers, traces.text_ids, traces.ends)).encode())
-    names = ("start", "token", "top_ids", "top_logprobs", "entropy", "match", "final_logprobs", "branch_start")
-    for name in (*names, *OVERRUN_ARRAYS):
+    arrays = (*ROW_ARRAYS, *OVERRUN_ARRAYS, "start", "branch_start")
+    for name in arrays:
         digest.update(np.ascontiguousarray(getattr(traces, name)).tobytes())
     return digest.hexdigest()[:16]
