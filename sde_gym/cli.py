@@ -93,6 +93,9 @@ def train_lm(
     with progress_bars() as advance:
 
         def progress(record: dict[str, float]) -> None:
+            if "own_windows" in record:
+                advance("write own text", record["own_windows"], record["own_windows_wanted"], "")
+                return
             log(record)
             note = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
             advance("train", record["step"], record["steps"], note)

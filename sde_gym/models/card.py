@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sde_gym.files import write_text
+from sde_gym.models.lm_settings import LMTrainingSettings
 
 #: Beginnings that the samples of a card continue.
 STUBS = (
@@ -14,6 +16,25 @@ STUBS = (
     'class Stack:\n    """A last-in, first-out collection."""\n\n    def __init__(self):\n',
     "import unittest\n\nclass TestQueue(unittest.TestCase):\n    def test_empty(self):\n",
 )
+
+
+def _recipe(measured: Mapping[str, Any]) -> str:
+    """One run of training in a sentence, with the command that starts it."""
+    settings = measured["settings"]
+    own = settings.get("own_tokens", 0)
+    text = (
+        f"{measured['trained_tokens'] / 1e6:.1f} M training tokens, {settings['batch_tokens']} a step, "
+        f"windows {settings['windows']}, early exits at {settings['shallow_exits']} and "
+        f"{settings['deep_exits']} with weight {settings['exit_weight']}, self-distillation "
+        f"{settings['distillation']}, layer dropout up to {settings['layer_dropout']}, peak learning rate "
+        f"{settings['learning_rate']}, seed {settings['seed']}"
+    )
+    if own:
+        text += f"; half of every batch out of {own / 1e6:.1f} M tokens that the model wrote itself"
+    defaults = asdict(LMTrainingSettings())
+    changed = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()
+               if value != defaults.get(name, value) and not isinstance(value, bool)]  # fmt: skip
+    return f"{text}. `{' '.join(['sde-gym train-lm --out FOLDER', *changed])}`"
 
 
 def write_card(folder: Path, name: str, measured: Mapping[str, Any], samples: Mapping[str, str]) -> None:
@@ -26,6 +47,7 @@ def write_card(folder: Path, name: str, measured: Mapping[str, Any], samples: Ma
         samples: greedy continuation by beginning.
     """
     settings = measured["settings"]
+    initial = (measured["init"] or {}).get("training")
     depths = list(measured["agreement"])
     lines = [
         f"# {name}",
@@ -43,12 +65,11 @@ def write_card(folder: Path, name: str, measured: Mapping[str, Any], samples: Ma
         "",
         "## Recipe",
         "",
-        f"LayerSkip's, with the departures listed in `sde_gym.models.lm_training`: "
-        f"{measured['trained_tokens'] / 1e6:.1f} M training tokens, {settings['batch_tokens']} a step, "
-        f"windows {settings['windows']}, early exits at {settings['shallow_exits']} and "
-        f"{settings['deep_exits']} with weight {settings['exit_weight']}, self-distillation "
-        f"{settings['distillation']}, layer dropout up to {settings['layer_dropout']}, seed "
-        f"{settings['seed']}. Weights are stored in bfloat16. Made by `sde-gym train-lm --out FOLDER`.",
+        "LayerSkip's, with the departures listed in `sde_gym.models.lm_training`.",
+        "",
+        *([f"1. {_recipe(initial)}", f"2. {_recipe(measured)}"] if initial else [_recipe(measured)]),
+        "",
+        "Weights are stored in bfloat16.",
         "",
         "## Held-out quality",
         "",

@@ -122,6 +122,15 @@ def load_model(name_or_path: str | Path, dtype: str = "float32", device: str = "
     return LayeredModel(hf_model, tokenizer=tokenizer, name=name, compact_vocabulary=compact)
 
 
+def model_folder(name_or_path: str | Path) -> Path:
+    """The folder that `load_model` reads a model's weights from.
+
+    Raises:
+        InputError: unknown name, or a model that is not on this machine.
+    """
+    return _locate(name_or_path)[1]
+
+
 def _locate(name_or_path: str | Path) -> tuple[str, Path, Path]:
     """(name, folder with the weights, path of the compact vocabulary) of a model."""
     given = str(name_or_path)

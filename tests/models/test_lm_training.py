@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from sde_gym.errors import InputError
 from sde_gym.models import load_model
 from sde_gym.models.lm_training import LMTrainingSettings, train_lm
+from sde_gym.models.own_text import own_windows
 
 TINY = LMTrainingSettings(
     layers=3, width=32, heads=2, kv_heads=1, mlp_width=48, vocabulary=300, positions=128,
@@ -73,6 +75,55 @@ def test_an_interrupted_run_resumes_to_the_same_weights(library: Path, tmp_path:
         assert torch.equal(whole[name], parts[name]), name
 
 
+def test_a_trained_model_is_continued_on_text_of_its_own(library: Path, tmp_path: Path) -> None:
+    first = replace(TINY, tokens=256 * 80, windows="0:32")
+    run(library, tmp_path / "first", first)
+    second = replace(
+        first, init=str(tmp_path / "first"), own_tokens=3000, tokens=256 * 30, learning_rate=5e-4
+    )
+    records = run(library, tmp_path / "second", second)
+    writing = [r for r in records if "own_windows" in r]
+    assert writing == [{"own_windows": 188, "own_windows_wanted": 188}]  # 3000 / 16, rounded up
+    trained = records[len(writing) :]
+    assert trained[0]["loss"] < 1.2 * run(library, tmp_path / "again", first)[-1]["loss"], "not from scratch"
+    own = load_file(tmp_path / "second" / "own-text.safetensors")["windows"].long()
+    hf = load_model(tmp_path / "first").hf.to(torch.bfloat16)
+    with torch.no_grad():
+        predicted = hf(own[:20, :-1]).logits.argmax(-1)
+    agreed = (predicted[:, 15:] == own[:20, 16:]).float().mean()
+    assert agreed > 0.97, "the second half is the model's own greedy text"
+    told = json.loads((tmp_path / "second" / "training.json").read_text())
+    assert told["init"]["weights_hash"] == load_model(tmp_path / "first").weights_hash()
+    assert told["init"]["training"]["settings"]["tokens"] == 256 * 80
+    card = (tmp_path / "second" / "README.md").read_text()
+    assert "half of every batch" in card
+    assert "--own-tokens 3000" in card
+
+
+def test_own_text_is_written_on_where_it_stopped(library: Path, tmp_path: Path) -> None:
+    run(library, tmp_path / "first", replace(TINY, windows="0:32"))
+    hf = load_model(tmp_path / "first").hf
+    stream = torch.arange(40) % 7
+    whole = own_windows(hf, stream, 600, 8, 0, tmp_path / "whole")
+    own_windows(hf, stream, 512, 8, 0, tmp_path / "parts")
+    assert torch.equal(own_windows(hf, stream, 600, 8, 0, tmp_path / "parts"), whole)
+    assert torch.equal(own_windows(hf, stream, 5, 8, 0, tmp_path / "parts"), whole[:5])
+    with pytest.raises(InputError, match="holds windows of 8 tokens, not 9"):
+        own_windows(hf, stream, 600, 9, 0, tmp_path / "parts")
+    path = tmp_path / "parts" / "own-text.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match="truncated or damaged"):
+        own_windows(hf, stream, 600, 8, 0, tmp_path / "parts")
+
+
+def test_a_model_of_another_architecture_is_not_continued(library: Path, tmp_path: Path) -> None:
+    run(library, tmp_path / "first", TINY)
+    with pytest.raises(InputError, match="has num_hidden_layers=3, the settings say 4"):
+        run(library, tmp_path / "second", replace(TINY, layers=4, init=str(tmp_path / "first")))
+    with pytest.raises(InputError, match="no model 'nowhere'"):
+        run(library, tmp_path / "second", replace(TINY, init="nowhere"))
+
+
 def test_a_checkpoint_of_other_settings_is_refused(library: Path, tmp_path: Path) -> None:
     run(library, tmp_path, TINY)
     with pytest.raises(InputError, match="exit_weight"):
@@ -97,6 +148,10 @@ def test_a_checkpoint_of_other_settings_is_refused(library: Path, tmp_path: Path
         ({"vocabulary": 100}, "at least 257"),
         ({"layer_dropout": 1.5}, "layer_dropout"),
         ({"tokens": 0}, "tokens must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"own_tokens": -1}, "own_tokens must be at least 0"),
+        ({"own_tokens": 9, "windows": "0:32"}, "own_tokens needs init"),
+        ({"own_tokens": 9, "init": "stdlib-20m"}, "windows of a single length"),
     ],
 )
 def test_settings_out_of_range_are_refused(change: dict[str, Any], words: str) -> None:
