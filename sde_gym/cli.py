@@ -334,6 +334,7 @@ def traces_info(path: Annotated[str, typer.Argument(help="A trace set's name or 
         "layers": traces.num_layers,
         "texts": len(traces),
         "positions": len(traces.token),
+        "overrun": f"{len(traces.overrun_proposal)} rows, at most {traces.overrun} behind a wrong proposal",
         "tasks": ", ".join(f"{task} {count}" for task, count in sorted(Counter(traces.tasks).items())),
         "ends": ", ".join(f"{end} {count}" for end, count in sorted(Counter(traces.ends).items())),
         "near-ties": f"{(traces.final_gap < 1e-3).mean():.2%} of positions (logit gap below 0.001)",
