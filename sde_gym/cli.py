@@ -222,6 +222,13 @@ def generate(
         )
     ids = loaded.encode(text)
     if learned is not None:
+        trained_on = learned.meta.get("model", {})
+        if trained_on.get("weights_hash") != loaded.weights_hash():
+            Console(stderr=True, highlight=False).print(
+                f"note: {policy} was trained on {trained_on.get('name', 'an unnamed model')} with other "
+                "weights; the text stays that of plain decoding, the speed may suffer",
+                soft_wrap=True,
+            )
         result = speculative(
             loaded, ids, learned, learned.depths, max_new_tokens, max_draft=learned.max_draft,
             k=learned.k, window=learned.window,

@@ -133,6 +133,8 @@ def test_generate_is_the_same_text_plainly_and_speculatively(tiny_model: Path) -
 
 def test_record_train_generate(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("d3rlpy")
+    from safetensors.torch import load_file, save_file
+
     traces, policy = tmp_path / "traces", tmp_path / "policy"
     run("record", "--model", tiny_model, "--prompts", prompt_file, "--out", traces, "--depths", "1,2,3",
         "--max-new-tokens", 10, "--threads", 1)  # fmt: skip
@@ -147,6 +149,15 @@ def test_record_train_generate(tiny_model: Path, prompt_file: Path, tmp_path: Pa
     learned = run(*common, "--policy", policy)
     assert learned.exit_code == 0, learned.output
     assert learned.stdout == run(*common).stdout
+    assert "note:" not in learned.stderr
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: tensor * 1.01 for name, tensor in weights.items()}, other / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    elsewhere = run(*common[:2], other, *common[3:], "--policy", policy)
+    assert elsewhere.exit_code == 0, elsewhere.output
+    assert "was trained on tiny with other weights" in elsewhere.stderr
 
 
 def test_demo_passes_its_settings_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ decoder and recorder of this package drives.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sde_gym.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sde_gym.models.layered import LayeredModel
@@ -15,17 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LayeredModel", "Sequence", "load_model"]
 
-_HOMES = {
-    "LayeredModel": "sde_gym.models.layered",
-    "Sequence": "sde_gym.models.sequence",
-    "load_model": "sde_gym.models.loading",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use, so that `import sde_gym` does not pull in torch and transformers."""
-    if name in _HOMES:
-        from importlib import import_module
-
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_exports(
+    __name__, {"LayeredModel": "layered", "Sequence": "sequence", "load_model": "loading"}
+)
