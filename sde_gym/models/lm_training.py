@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -244,7 +245,8 @@ def _tokenizer(
             raise InputError(f"{path}: not a tokenizer ({error}); remove the file or the folder") from error
         return tokenizer
     if initial is not None:
-        initial.tokenizer.save_pretrained(out)
+        for file in model_folder(settings.init).glob("tokenizer*.json"):
+            shutil.copyfile(file, out / file.name)
         return Tokenizer.from_file(str(path))
     tokenizer = corpus.train_tokenizer(texts, settings.vocabulary)
     PreTrainedTokenizerFast(
