@@ -15,11 +15,8 @@ from rich.table import Table
 
 from sde_gym.errors import InputError
 from sde_gym.options import parse_list, settings_command
-from sde_gym.settings import DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
+from sde_gym.settings import DEFAULT_DEPTHS, DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
 from sde_gym.terminal import SentenceGroup, progress_bars, results_table, show_generated
-
-#: Depths recorded unless others are named; those that a model does not have are left out.
-DEFAULT_DEPTHS = (1, 2, 3, 4, 6, 8, 12)
 
 app = typer.Typer(
     name="sde-gym",
@@ -153,6 +150,84 @@ def record(
             progress=progress,
         )
     Console(highlight=False).print(f"{out}: {len(traces)} texts, {len(traces.token)} positions")
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Option(help="JSON file for the cost model.")],
+    model: Model = "stdlib-20m",
+    prompts: PromptSet = "stdlib:train",
+    depths: Annotated[
+        str | None,
+        typer.Option(help=f"Exit depths, such as 1,2,3; else the policy's, or those of {DEFAULT_DEPTHS}."),
+    ] = None,
+    max_draft: Annotated[
+        int | None, typer.Option(min=1, help="Longest draft; else the policy's, or 12.")
+    ] = None,
+    max_new_tokens: NewTokens = DEFAULT_NEW_TOKENS,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that everything is run.")] = 6,
+    policy: Annotated[
+        Path | None, typer.Option(help="A trained policy whose decisions are timed; else a network's.")
+    ] = None,
+    check: Annotated[
+        int, typer.Option(min=0, help="Then compare simulated and measured speed-ups on so many prompts.")
+    ] = 0,
+    dtype: DType = "float32",
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Measure what a model's layers, heads and decisions cost on this machine."""
+    from sde_gym.evaluation.calibration import calibrate, cost_table
+    from sde_gym.evaluation.prediction import check_controllers, predict
+    from sde_gym.models.loading import load_model
+    from sde_gym.policies.files import load_policy
+    from sde_gym.prompts import load_prompts
+
+    learned = load_policy(policy) if policy is not None else None
+    given = parse_list(depths, int, "depths") if depths is not None else None
+    chosen = load_prompts(prompts)
+    _use_threads(threads)
+    loaded = load_model(model, dtype, device)
+    candidates = given or (
+        learned.depths if learned else tuple(depth for depth in DEFAULT_DEPTHS if depth < loaded.num_layers)
+    )
+    longest = max_draft or (learned.max_draft if learned else DEFAULT_MAX_DRAFT)
+    with progress_bars() as advance:
+        cost = calibrate(
+            loaded,
+            [loaded.encode(prompt.text) for prompt in chosen[:repeats]],
+            candidates,
+            max_draft=longest,
+            max_new_tokens=max_new_tokens,
+            repeats=repeats,
+            controller=learned,
+            progress=lambda done, total: advance("calibrate", done, total),
+        )
+    cost.save(out)
+    console = Console(highlight=False)
+    table = Table("part", "ms", "quartiles", "samples")
+    for row in cost_table(cost):
+        table.add_row(*row)
+    console.print(table)
+    if check:
+        with progress_bars() as advance:
+            predictions = predict(
+                loaded,
+                cost,
+                chosen[:check],
+                check_controllers(candidates, longest, learned),
+                candidates,
+                max_draft=longest,
+                max_new_tokens=max_new_tokens,
+                progress=lambda done, total: advance("check", done, total),
+            )
+        table = Table("controller", "simulated", "measured", "difference")
+        for found in predictions:
+            table.add_row(
+                found.controller, f"{found.predicted:.2f}x", f"{found.measured:.2f}x", f"{found.error:+.1%}"
+            )
+        console.print(table)
+    console.print(f"{out}: the cost model of {loaded.name}", soft_wrap=True)
 
 
 @settings_command(app, "train", "sde_gym.offline.settings:DQNSettings")
@@ -302,13 +377,31 @@ def models_compact(
     size: Annotated[int, typer.Option(min=2, help="Token ids to keep.")] = 1024,
     max_new_tokens: NewTokens = DEFAULT_NEW_TOKENS,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N prompts.")] = None,
+    own_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Count so many tokens behind random cuts of the standard library, not behind prompts.",
+        ),
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """Count the tokens of a model's own output and keep the most frequent for its exit heads."""
     from sde_gym.models.loading import load_model
-    from sde_gym.models.vocabulary import compact_vocabulary, count_output_tokens, save_compact_vocabulary
+    from sde_gym.models.own_text import count_own_tokens
+    from sde_gym.models.vocabulary import count_output_tokens
     from sde_gym.prompts import load_prompts
 
+    if own_tokens is not None:
+        _use_threads(threads)
+        loaded = load_model(model)
+        with progress_bars() as advance:
+            advance("write", 0, own_tokens)
+            counts = count_own_tokens(
+                loaded, own_tokens, out.parent, progress=lambda done, total: advance("write", done, total)
+            )
+        _save_compact(loaded, counts, size, out)
+        return
     chosen = load_prompts(prompts)[:limit]
     _use_threads(threads)
     loaded = load_model(model)
@@ -318,6 +411,13 @@ def models_compact(
         counts = count_output_tokens(
             loaded, encoded, max_new_tokens, progress=lambda done: advance("count", done, len(encoded))
         )
+    _save_compact(loaded, counts, size, out)
+
+
+def _save_compact(loaded: Any, counts: Any, size: int, out: Path) -> None:
+    """Keep the most frequent tokens and say how much they cover."""
+    from sde_gym.models.vocabulary import compact_vocabulary, save_compact_vocabulary
+
     found = compact_vocabulary(counts, size, loaded.eos_token_ids)
     save_compact_vocabulary(out, found)
     Console(highlight=False).print(

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from sde_gym.errors import InputError
 from sde_gym.files import atomic_path
+from sde_gym.models import corpus
+from sde_gym.models.layered import LayeredModel
 
 #: Windows generated at once: wide enough to keep two cores busy, small enough for 2 GB of keys.
 BATCH = 512
@@ -73,6 +75,35 @@ def own_windows(
         if progress is not None:
             progress(len(windows), count)
     return windows[:count]
+
+
+def count_own_tokens(
+    model: LayeredModel, tokens: int, out: Path, seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> np.ndarray:  # fmt: skip
+    """How often each token occurs in text that a model writes: int64 (vocab_size,).
+
+    The text is that of `own_windows`, of 256 tokens, behind the standard library's training modules.
+    The model is left in bfloat16.
+
+    Args:
+        model: with a tokenizer of the `tokenizers` library.
+        tokens: at least so many are counted, at least 1.
+        out: folder for the text.
+        seed: of the cuts.
+        progress: called with windows done, windows in all.
+    """
+    length = 256
+    if tokens < 1:
+        raise InputError(f"tokens must be at least 1, not {tokens}")
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise InputError(f"the model {model.name} has no tokenizer of the `tokenizers` library")
+    texts, _ = corpus.split_library()
+    stream = torch.from_numpy(corpus.tokenize(backend, texts))
+    count = -(-tokens // (length - length // 2))
+    windows = own_windows(model.hf, stream, count, length, seed, out, progress)
+    return np.bincount(windows[:, length // 2 :].flatten().numpy(), minlength=model.vocab_size)
 
 
 def _stored(path: Path, length: int) -> Tensor:

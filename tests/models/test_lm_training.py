@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from sde_gym.errors import InputError
 from sde_gym.models import load_model
 from sde_gym.models.lm_training import LMTrainingSettings, train_lm
+from sde_gym.models import own_text
 from sde_gym.models.own_text import own_windows
 
 TINY = LMTrainingSettings(
@@ -114,6 +116,16 @@ def test_own_text_is_written_on_where_it_stopped(library: Path, tmp_path: Path) 
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match="truncated or damaged"):
         own_windows(hf, stream, 600, 8, 0, tmp_path / "parts")
+
+
+def test_own_text_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model("stdlib-20m")
+    monkeypatch.setattr(own_text, "own_windows", lambda *_: torch.tensor([[9] * 128 + [1] * 100 + [2] * 29]))
+    counts = own_text.count_own_tokens(model, 100, tmp_path)
+    assert counts.shape == (4096,)
+    assert {int(i): int(counts[i]) for i in np.flatnonzero(counts)} == {1: 100, 2: 29}
+    with pytest.raises(InputError, match="tokens must be at least 1, not 0"):
+        own_text.count_own_tokens(model, 0, tmp_path)
 
 
 def test_a_model_of_another_architecture_is_not_continued(library: Path, tmp_path: Path) -> None:

@@ -75,6 +75,16 @@ def test_what_ships_with_the_embedded_model(embedded: LayeredModel) -> None:
     assert set(embedded.eos_token_ids) <= set(embedded.compact_vocabulary.tolist())
 
 
+def test_the_compact_vocabulary_covers_what_the_model_writes_behind_held_out_prompts(
+    embedded: LayeredModel,
+) -> None:
+    """A token outside the list can never be drafted."""
+    prompts = [embedded.encode(prompt.text) for prompt in load_prompts("stdlib:held-out")[::25]]
+    counts = count_output_tokens(embedded, prompts, 32)
+    kept = embedded.compact_vocabulary.tolist()
+    assert counts[kept].sum() > 0.95 * counts.sum() > 100
+
+
 def test_the_compact_vocabulary_of_smollm2_ships() -> None:
     from sde_gym.models.vocabulary import load_compact_vocabulary
 
