@@ -17,6 +17,9 @@ DEFAULT_NEW_TOKENS = 96
 #: Most tokens drafted in a round, LEDE's cap; what is recorded behind wrong proposals reaches as far.
 DEFAULT_MAX_DRAFT = 12
 
+#: Candidate exit depths, of which a model has those below its number of layers.
+DEFAULT_DEPTHS = (1, 2, 3, 4, 6, 8, 12)
+
 Value = TypeVar("Value")
 
 

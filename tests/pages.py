@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -41,8 +43,44 @@ def examples(page: str) -> list[str]:
     return re.findall(r"<!-- test -->\n```python\n(.*?)```", page, re.DOTALL)
 
 
+def summary(thing: Any) -> str:
+    """The first paragraph of a docstring, in one line, without its full stop."""
+    return " ".join(inspect.cleandoc(thing.__doc__).split("\n\n")[0].split()).removesuffix(".")
+
+
+def documented_arguments(thing: Any) -> dict[str, str]:
+    """By argument, what the `Args:` section of a docstring says, in one line, without its full stop.
+
+    "a, b: text" says the same of both.
+    """
+    (section,) = re.findall(
+        r"^Args:\n(.*?)(?=^\S|\Z)", inspect.cleandoc(thing.__doc__), re.DOTALL | re.MULTILINE
+    )
+    meanings = {}
+    for entry in re.split(r"\n(?= {4}\S)", section.rstrip()):
+        names, _, meaning = " ".join(entry.split()).partition(": ")
+        meanings |= {name.strip(): meaning.removesuffix(".") for name in names.split(",")}
+    return meanings
+
+
+def arguments_table(thing: Any) -> str:
+    """The arguments of a class with their defaults, and what its docstring says of them.
+
+    Those that are "as in" another environment are left out.
+    """
+    meanings = documented_arguments(thing)
+    parameters = inspect.signature(thing).parameters.values()
+    rows = [(f"`{p.name}`", f"`{p.default!r}`", meanings[p.name]) for p in parameters]
+    rows = [row for row in rows if not row[2].startswith("as in `sde_gym/")]  # they stand in that table
+    return table(("argument", "default", "meaning"), rows)
+
+
 def made_from_code() -> dict[tuple[str, str], str]:
     """By page and mark, the tables that repeat what the code says."""
+    from sde_gym.envs.lede import LEDEEnv
+    from sde_gym.envs.live import LEDELiveEnv
+    from sde_gym.envs.wallclock import LEDEWallClockEnv
+    from sde_gym.envs.wrappers import DepthOnly, LengthOnly
     from sde_gym.offline.settings import DQNSettings
     from sde_gym.offline.transitions import COLUMNS
     from sde_gym.settings import describe
@@ -59,6 +97,15 @@ def made_from_code() -> dict[tuple[str, str], str]:
         tables["traces", mark] = table(("column", "dtype", "shape", "unit", "meaning"), rows)
     settings = [(f"`{field.name}`", f"`{field.default!r}`", field.help) for field in describe(DQNSettings)]
     tables["offline", "settings"] = table(("setting", "default", "what it is"), settings)
+    for mark, environment in (
+        ("arguments", LEDEEnv), ("live-arguments", LEDELiveEnv), ("wall-clock-arguments", LEDEWallClockEnv),
+    ):  # fmt: skip
+        tables["environment", mark] = arguments_table(environment)
+    wrappers = [
+        (f"`{wrapper.__name__}({', '.join(list(inspect.signature(wrapper).parameters))})`", summary(wrapper))
+        for wrapper in (DepthOnly, LengthOnly)
+    ]
+    tables["environment", "wrappers"] = table(("wrapper", "what is left to the agent"), wrappers)
     logged = [(f"`{name}`", dtype, meaning) for name, (dtype, meaning) in COLUMNS.items()]
     tables["offline", "transitions"] = table(("column", "dtype", "meaning"), logged)
     return tables

@@ -117,6 +117,23 @@ def test_limit_and_default_depths(tiny_model: Path, prompt_file: Path, tmp_path:
     assert re.findall(r"^│ (\d+) ", shown, re.MULTILINE) == ["1", "2", "3"]
 
 
+def test_calibrate_and_check(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cost.json"
+    result = run(
+        "calibrate", "--model", tiny_model, "--prompts", prompt_file, "--out", out, "--depths", "1,3",
+        "--max-draft", 2, "--max-new-tokens", 24, "--repeats", 2, "--threads", 1, "--check", 1,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for part in ("layer, 1 token", "later draft pass to depth 3, a layer", "exit head", "fixed, a round"):
+        assert part in result.stdout
+    assert re.search(r"static\(3, 2\) +│ \d+\.\d\dx +│ \d+\.\d\dx +│ [+-]\d+\.\d%", result.stdout)
+    saved = json.loads(out.read_text())
+    assert saved["num_layers"] == LAYERS
+    assert saved["draft_depths"] == [1, 3]
+    assert len(saved["layer"]) == 3
+    assert saved["provenance"]["hardware"]["threads"] == 1
+
+
 def test_generate_is_the_same_text_plainly_and_speculatively(tiny_model: Path) -> None:
     common = ("generate", "--model", tiny_model, "--prompt", "def f(x):", "--max-new-tokens", 12,
               "--threads", 1)  # fmt: skip

@@ -23,6 +23,13 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
     return int(value)
 
 
+def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """`value`; InputError naming the argument and what is allowed unless it is one of that."""
+    if not isinstance(value, str) or value not in allowed:
+        raise InputError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
+    return value
+
+
 def candidate_depths(depths: Sequence[int] | None, traces: TraceSet) -> tuple[int, ...]:
     """Candidate depths, checked against the recorded ones."""
     if depths is None:
@@ -30,7 +37,10 @@ def candidate_depths(depths: Sequence[int] | None, traces: TraceSet) -> tuple[in
     if isinstance(depths, (str, bytes)) or not isinstance(depths, Iterable):
         raise InputError(f"depths: {depths!r} is not a list of depths out of {list(traces.depths)}")
     chosen = tuple(whole_number("depths", depth, 1, traces.num_layers - 1) for depth in depths)
-    check_depths(chosen, traces.num_layers)
+    try:
+        check_depths(chosen, traces.num_layers)
+    except InputError as error:
+        raise InputError(f"{error}; this trace set has {list(traces.depths)}") from None
     for depth in chosen:
         if depth not in traces.depths:
             raise InputError(f"depths: {depth} was not recorded; this trace set has {list(traces.depths)}")

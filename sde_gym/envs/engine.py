@@ -10,22 +10,31 @@ round. Where a set was recorded without, the round is verified as soon as a prop
 the same step: the wrong proposal is run to l* like any other, its layers are charged, but nobody
 scores it. That hides the cost of drafting on in vain, so what comes out is not to be compared with
 live runs.
+
+An episode is a whole text, one round, or one walk of one token down the depths. The last is the
+paper's formulation of depth selection alone: every walk starts from the true text with all earlier
+tokens from the last layer, and nothing is drafted on or verified, so its counters are those of the
+walks and say nothing about speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sde_gym.envs.arguments import candidate_depths, indices, token_budget, whole_number
+from sde_gym.envs.arguments import candidate_depths, choice, indices, token_budget, whole_number
 from sde_gym.envs.rewards import Reward, StepOutcome, resolve_reward
 from sde_gym.envs.tables import Tables
+from sde_gym.envs.timing import StepCosts
 from sde_gym.errors import InputError
+from sde_gym.models.cost import CostModel, resolve_cost
 from sde_gym.policies.controller import View
 from sde_gym.policies.observation import (
+    HEAD_FEATURES,
     PAPER,
     Action,
     Phase,
@@ -51,10 +60,15 @@ COUNTERS = (
 `layer_passes` are layers times tokens; `sequential_layers` counts a layer once however many tokens
 pass it together; `head_calls` counts a head once however many tokens it scores, the last layer's
 at each end of a round included. Work behind the observation just returned is already counted.
+With episode "token" a walk counts as a round that emits one token, whoever it comes from, and
+verification, which there is none of, costs nothing.
 """
 
 CREDITS = ("immediate", "round")
 """When a proposal is paid: in the step that made it, or in the step that ends its round."""
+
+EPISODES = ("generation", "round", "token")
+"""What ends an episode: the text, a round, or one token's walk down the depths."""
 
 
 class ReplayEngine:
@@ -71,14 +85,20 @@ class ReplayEngine:
         observation: "paper", "extended" or feature names.
         reward: "lede", "speed", "module:function" or a callable of `StepOutcome`.
         credit: "immediate" or "round".
+        episode: "generation", "round" or "token"; with the last two `resume_lanes` goes on in the text.
         k: log-probabilities averaged by `confidence`, 1..traces.k.
         window: tokens averaged by `trace`, at least 1; fewer where the text has not that many yet.
         max_draft: cap on the proposals of a round, at least 1; with recorded overrun at most one
-            more than that.
+            more than that. No matter for episode "token", which drafts nothing.
         max_new_tokens: token budget, at least 2; the recorded one if not given. More than was
             recorded only if no text ended by its budget and there is no overrun.
         final_token_reward: of the "lede" reward.
         rho: of the "speed" reward.
+        cost: cost model behind the "speed" reward and `step_costs`: "unit", the path of a calibrated
+            JSON file, or a `CostModel`.
+        reads: bool (2, m), by `Phase` and depth index, where `step_costs` charges a head and its
+            features to the decision; where not given, everywhere if the observation has such
+            features and else nowhere. A proposal's head is always charged.
         lanes: number of lanes.
 
     Raises:
@@ -93,28 +113,33 @@ class ReplayEngine:
         observation: str | Iterable[str] = PAPER,
         reward: str | Reward = "lede",
         credit: str = "immediate",
+        episode: str = "generation",
         k: int = 5,
         window: int = 8,
         max_draft: int = DEFAULT_MAX_DRAFT,
         max_new_tokens: int | None = None,
         final_token_reward: float = 1.0,
         rho: float | None = None,
+        cost: str | Path | CostModel = "unit",
+        reads: ArrayLike | None = None,
         lanes: int = 1,
     ) -> None:
         self.traces = traces
         self.num_layers = traces.num_layers
         self.depths = candidate_depths(depths, traces)
         self.names = resolve_observation(observation)
-        self.reward = resolve_reward(reward, traces.num_layers, final_token_reward, rho)
-        if credit not in CREDITS:
-            raise InputError(f"credit: {credit!r} is not one of {', '.join(CREDITS)}")
-        self.credit = credit
+        self.credit = choice("credit", credit, CREDITS)
+        self.episode = choice("episode", episode, EPISODES)
         self.k = whole_number("k", k, 1, traces.k)
         self.window = whole_number("window", window, 1)
-        self.max_draft = whole_number(
-            "max_draft", max_draft, 1, traces.overrun + 1 if traces.overrun else None
-        )
+        limited = traces.overrun > 0 and self.episode != "token"
+        self.max_draft = whole_number("max_draft", max_draft, 1, traces.overrun + 1 if limited else None)
         self.max_new_tokens = token_budget(max_new_tokens, traces)
+        self.cost = resolve_cost(cost, self.num_layers, self.max_draft)
+        if reads is None:
+            reads = not HEAD_FEATURES.isdisjoint(self.names)
+        self.step_costs = StepCosts(self.cost, self.depths, self.max_draft, reads)
+        self.reward = resolve_reward(reward, self.step_costs, final_token_reward, rho)
         self.lanes = whole_number("lanes", lanes, 1)
         self.tables = Tables(traces, self.depths, self.names, self.k, self.max_new_tokens)
         running = tuple(name for name in self.names if name not in self.tables.names)
@@ -129,6 +154,7 @@ class ReplayEngine:
         n = self.lanes
         self._lane = np.arange(n, dtype=np.int64)
         self._active = np.zeros(n, dtype=bool)
+        self._resumable = np.zeros(n, dtype=bool)  # the episode is over, its text is not
         self._text = np.zeros(n, dtype=np.int64)
         self._position = np.ones(n, dtype=np.int64)
         self._opening = np.ones(n, dtype=np.int64)
@@ -169,7 +195,6 @@ class ReplayEngine:
             raise InputError(
                 f"texts: {short} is no episode: {int(self.tables.limit[short])} tokens, at least 2 are needed"
             )
-        self._active[lane] = True
         self._text[lane] = text
         self._position[lane] = self._opening[lane] = 1  # token 0 came from prefill
         self._index[lane] = 0
@@ -179,11 +204,40 @@ class ReplayEngine:
         self._chain[lane] = self._held[lane] = 0.0
         for counter in self._counters.values():
             counter[lane] = 0
-        self._counters["layer_passes"][lane] = self.tables.depth[0]
-        self._counters["sequential_layers"][lane] = self.tables.depth[0]
-        self._counters["head_calls"][lane] = 1
         self._sums[lane, 0] = 0.0
         self._sums[lane, 1] = self.tables.final_surprise[self.tables.start[text]]
+        return self._open(lane)
+
+    def resume_lanes(self, lanes: ArrayLike) -> NDArray[np.float32]:
+        """Go on in the texts of these lanes with the next round or walk; its observations, float32 (n, f).
+
+        Counters, window and acceptance go on with the text, too.
+
+        Raises:
+            InputError: a lane out of range.
+            RuntimeError: a lane that is not `resumable`.
+        """
+        lane = indices("lanes", lanes, self.lanes)
+        if not self._resumable[lane].all():
+            idle = int(lane[~self._resumable[lane]][0])
+            raise RuntimeError(f"lane {idle} has no text to go on with; start one with reset_lanes")
+        return self._open(lane)
+
+    def resumable(self, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these lanes ended an episode, but not yet its text: bool (n,)."""
+        return self._resumable[lanes]
+
+    def abandon(self, lanes: NDArray[np.int64]) -> None:
+        """Give up the texts of these lanes: none can be stepped or resumed any more."""
+        self._active[lanes] = self._resumable[lanes] = False
+
+    def _open(self, lane: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Run the newest token to the first depth: where every episode starts."""
+        self._active[lane] = True
+        self._resumable[lane] = False
+        self._count(lane, "layer_passes", self.tables.depth[0])
+        self._count(lane, "sequential_layers", self.tables.depth[0])
+        self._count(lane, "head_calls", 1)
         return self._observe(lane)
 
     def step(
@@ -196,8 +250,8 @@ class ReplayEngine:
             lanes: int64 (n,), distinct lanes; all if not given.
 
         Returns:
-            observation float32 (n, f), zeros where a text is complete; reward float64 (n,);
-            terminated bool (n,); and what happened.
+            observation float32 (n, f), zeros where the episode is over; reward float64 (n,);
+            terminated bool (n,), whether it is; and what happened.
 
         Raises:
             InputError: an action other than 0 and 1, or not one for each lane.
@@ -224,21 +278,27 @@ class ReplayEngine:
         select = phase == Phase.SELECT
         drafted = self._drafted[lane] + proposed
         right = proposed & tables.match[entry]
-        # An end-of-text proposal, or the last that the budget allows, is not fed: nothing follows.
-        unfed = proposed & (tables.ends_text[entry] | (position == tables.budget[text] - 1))
         deeper = select & ~proposed & (index < len(self.depths) - 1)
         plain = select & ~proposed & ~deeper  # `continue` at the last depth: the last layer decides
-        verified = ~select & ~proposed
-        verified |= proposed & (unfed | (drafted == self.max_draft))
-        if not self.traces.overrun:
-            verified |= proposed & ~right
-        ended = verified | plain
+        if self.episode == "token":
+            # A proposal ends the walk: neither fed nor verified, and the text goes on all the same.
+            unfed, verified = proposed, np.zeros_like(proposed)
+            ended, final = proposed | plain, plain
+        else:
+            # An end-of-text proposal, or the last that the budget allows, is not fed: nothing follows.
+            unfed = proposed & (tables.ends_text[entry] | (position == tables.budget[text] - 1))
+            verified = ~select & ~proposed
+            verified |= proposed & (unfed | (drafted == self.max_draft))
+            if not self.traces.overrun:
+                verified |= proposed & ~right
+            ended = verified | plain
+            final = ended & ~(unfed & right)
         so_far = self._right[lane] + right
         accepted = np.where(ended, so_far, 0)
-        final = ended & ~(unfed & right)
-        emitted = accepted + final
+        emitted = ended.astype(np.int64) if self.episode == "token" else accepted + final
         after = np.where(ended, opening + emitted, position + proposed)
-        terminated = ended & (after == tables.limit[text])
+        complete = ended & (after == tables.limit[text])
+        terminated = complete if self.episode == "generation" else ended
 
         # What it costs.
         walked = np.where(deeper | plain, tables.gap[index], 0) + np.where(proposed & ~unfed, depth, 0)
@@ -247,18 +307,19 @@ class ReplayEngine:
         next_walk = np.where(ended & ~terminated, tables.depth[0], 0)
         self._count(lane, "layer_passes", walked + rest * pending + next_walk)
         self._count(lane, "sequential_layers", walked + rest + next_walk)
-        self._count(lane, "head_calls", ended.astype(np.int64) + ~terminated)
+        self._count(lane, "head_calls", (verified | plain).astype(np.int64) + ~terminated)
         self._count(lane, "decisions", 1)
         self._count(lane, "drafted", np.where(ended, drafted, 0))
         self._count(lane, "accepted", accepted)
         self._count(lane, "rounds", ended)
         self._count(lane, "tokens", emitted)
 
-        # The surprises of the hypothesis: the proposal's, then the last layer's own token.
+        # The surprises of the hypothesis: the proposal's, then the last layer's own token, which is
+        # all that stays of a walk.
         surprise = tables.surprise[entry]
         self._sums[lane, (position + 1) & self._wrap] = self._sums[lane, position & self._wrap] + surprise
-        own = np.flatnonzero(final)
-        at = opening[own] + accepted[own]
+        own = np.flatnonzero(ended if self.episode == "token" else final)
+        at = after[own] - 1
         final_surprise = tables.final_surprise[tables.start[text[own]] + at]
         before = self._sums[lane[own], at & self._wrap]
         self._sums[lane[own], (at + 1) & self._wrap] = before + final_surprise
@@ -274,6 +335,7 @@ class ReplayEngine:
             self._branch[lane] = np.where(ended, -1, np.where(proposed & ~right, behind, branch))
         self._chain[lane] = np.where(ended, 0.0, self._chain[lane] + np.where(proposed, surprise, 0.0))
         self._active[lane] = ~terminated
+        self._resumable[lane] = terminated & ~complete
 
         outcome = StepOutcome(
             num_layers=self.num_layers,
@@ -288,8 +350,10 @@ class ReplayEngine:
             round_accepted=accepted,
             final=final,
             emitted=emitted,
+            fed=proposed & ~unfed,
+            verified=np.where(verified, pending, 0),
             layers=walked + rest + np.where(select & (index == 0), tables.depth[0], 0),
-            terminated=terminated,
+            terminated=complete,
         )
         return self._observe(lane), self._pay(lane, outcome), terminated, outcome
 

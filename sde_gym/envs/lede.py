@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sde_gym.envs.engine import ReplayEngine
-from sde_gym.envs.rewards import Reward
-from sde_gym.errors import InputError
-from sde_gym.policies.observation import Action, bounds
+from sde_gym.envs.lanes import Lanes, lane_seeds
+from sde_gym.envs.rendering import RENDER_FPS, RENDER_MODES, Renderer, check_render_mode, warn_without_mode
+from sde_gym.envs.rewards import Reward, warn_if_raw
+from sde_gym.envs.snapshot import ReplayScene
+from sde_gym.models.cost import CostModel
 from sde_gym.settings import DEFAULT_MAX_DRAFT
-from sde_gym.traces import TraceSet, load_traces
-
-ORDERS = ("shuffled", "sequential")
+from sde_gym.traces import TraceSet
 
 
 class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
@@ -28,7 +27,7 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     Self-speculative decoding: the model drafts tokens with its first layers and checks them with
     all L. The agent decides, for each round, at which depth to draft and when to stop (LEDE,
     arXiv 2606.03113). Replay of recorded greedy text: every observation and outcome is what the
-    model would have produced, up to the departure below. An episode is one text.
+    model would have produced, up to the departure below.
 
     A round starts with one emitted token. SELECT: the token is walked down the candidate depths
     d_1 < ... < d_m < L. `exit` at a depth l* proposes the exit head's best token there and opens
@@ -49,7 +48,7 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     | 1 exit | propose at this depth | propose one more token |
 
     ## Observation Space
-    float32 Box, one column a feature, clipped to finite bounds; zeros once the text is complete.
+    float32 Box, one column a feature, clipped to finite bounds; zeros once the episode is over.
 
     | feature | meaning | bounds |
     |---|---|---|
@@ -71,12 +70,23 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     With credit "round", what proposals earn is paid in the step that ends their round.
 
     ## Episode End
-    `terminated` when the text is complete, by end of text or by the token budget. Never truncated.
+    Never truncated.
+
+    | `episode` | `terminated` | `reset()` |
+    |---|---|---|
+    | "generation" | the text is complete, by end of text or by the token budget | the next text |
+    | "round" | a round was verified | the text's next round with its history, after the last the next text |
+    | "token" | `exit`, or `continue` after d_m | the same walk from the next token of the true text |
+
+    "token" has SELECT only: a proposal is neither fed nor verified, and `trace` sees all earlier tokens
+    at L. A policy trained on it has never seen DRAFT. `reset(seed=...)` draws a text and begins it; so
+    does a reset in the middle of a round or walk, which the text cannot go on from.
 
     ## Info
     Counters since prefill (`layer_passes`, `sequential_layers`, `head_calls`, `decisions`,
     `drafted`, `accepted`, `rounds`, `tokens`), `phase`, `depth` (layers the newest token has been
-    run through), `draft_length`, `text` (index), `text_id`, `overrun`.
+    run through), `draft_length`, `text` (index), `text_id`, `overrun`. With shorter episodes the
+    counters go on as long as the text does.
 
     ## Arguments
     All but a raw callable and a `TraceSet` are plain JSON, so that the spec can be stored.
@@ -93,20 +103,26 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         observation: "paper", "extended" or a list of feature names.
         reward: see above.
         credit: "immediate" or "round".
+        episode: "generation", "round" or "token"; see Episode End.
         k: log-probabilities averaged by `confidence`, at most those recorded.
         window: tokens averaged by `trace`.
         max_draft: cap on the proposals of a round; 12 is LEDE's.
         max_new_tokens: token budget, at least 2, by default the recorded one; more only if no
             text was cut by it.
         final_token_reward: of reward "lede", for the last layer's own tokens.
-        rho: of reward "speed", the price of a layer in tokens; 1 / L if not given.
-        render_mode: None.
+        rho: of reward "speed", the price in tokens of a unit of cost; that of plain decoding if not given.
+        cost: cost model of reward "speed": "unit", or the path of a calibrated JSON file.
+        render_mode: "ansi" (text with colours), "rgb_array" (a picture), "human" (the picture in a
+            window, or the text printed where there is none) or None.
 
     Raises:
         InputError: an argument out of range; the message names it.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "render_modes": list(RENDER_MODES),
+        "render_fps": RENDER_FPS,
+    }
 
     def __init__(
         self,
@@ -118,51 +134,44 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         observation: str | Sequence[str] = "paper",
         reward: str | Reward = "lede",
         credit: str = "immediate",
+        episode: str = "generation",
         k: int = 5,
         window: int = 8,
         max_draft: int = DEFAULT_MAX_DRAFT,
         max_new_tokens: int | None = None,
         final_token_reward: float = 1.0,
         rho: float | None = None,
+        cost: str | Path | CostModel = "unit",
         render_mode: str | None = None,
     ) -> None:
-        if render_mode is not None:
-            raise InputError(f"render_mode: {render_mode!r} is not supported, only None is")
-        self.render_mode = render_mode
-        if order not in ORDERS:
-            raise InputError(f"order: {order!r} is not one of {', '.join(ORDERS)}")
-        if callable(reward):
-            warnings.warn(
-                f"reward: the callable {reward!r} cannot be stored in the environment's spec; "
-                "name it as 'module:function' instead",
-                stacklevel=2,
-            )
-        if not isinstance(traces, (str, Path, TraceSet)):
-            raise InputError(f"traces: {traces!r} is neither a name nor a path")
-        trace_set = traces if isinstance(traces, TraceSet) else load_traces(traces)
-        self.engine = ReplayEngine(
-            trace_set,
+        self.render_mode = check_render_mode(render_mode)
+        warn_if_raw(reward)
+        self._lanes = Lanes(
+            traces,
+            tasks=tasks,
+            order=order,
             depths=depths,
             observation=observation,
             reward=reward,
             credit=credit,
+            episode=episode,
             k=k,
             window=window,
             max_draft=max_draft,
             max_new_tokens=max_new_tokens,
             final_token_reward=final_token_reward,
             rho=rho,
+            cost=cost,
         )
-        if not self.engine.names:
-            raise InputError("observation: an environment needs at least one feature")
-        texts = trace_set.texts_of(tasks)
-        self._texts = texts[self.engine.tables.playable[texts]]
-        if not len(self._texts):
-            raise InputError(f"tasks: no text of {tasks!r} has at least two tokens")
-        self._order = order
-        self._waiting: list[int] = []
-        self.observation_space = gymnasium.spaces.Box(*bounds(self.engine.names), dtype=np.float32)
-        self.action_space = gymnasium.spaces.Discrete(len(Action))
+        self.observation_space = self._lanes.observation_space
+        self.action_space = self._lanes.action_space
+        scene = ReplayScene(self.traces, self.engine.depths)
+        self._renderer = Renderer(render_mode, scene) if render_mode is not None else None
+
+    @property
+    def engine(self) -> ReplayEngine:
+        """The engine, of one lane."""
+        return self._lanes.engine
 
     @property
     def traces(self) -> TraceSet:
@@ -172,68 +181,54 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start the next text.
+        """Start the next episode.
 
         Args:
             seed: starts the order of the texts over.
             options: {"text": index or id} plays that one, out of order.
 
         Raises:
-            InputError: an unknown option, or a text that there is not.
+            InputError: a wrong seed, an unknown option, or a text that there is not.
         """
-        super().reset(seed=seed)
-        if seed is not None:
-            self._waiting = []
-        text = self._next_text() if not options else self._chosen_text(options)
-        observation = self.engine.reset_lanes([0], [text])
-        return observation[0], self._info(text)
+        lanes = self._lanes
+        texts, (lane_seed,) = lanes.chosen(options), lane_seeds(seed, 1)
+        super().reset(seed=lane_seed)
+        lanes.seed([lane_seed], self.np_random)
+        observation = lanes.begin(lanes.all, texts)
+        info = self._info()
+        if self._renderer is not None:
+            self._renderer.start(info)
+        return observation[0], info
 
     def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Take one `Action`.
 
         Raises:
             InputError: not 0 or 1.
-            RuntimeError: the text is complete, or none was started.
+            RuntimeError: the episode is over, or none was started.
         """
-        observation, reward, terminated, _ = self.engine.step(np.array([action]))
-        return observation[0], float(reward[0]), bool(terminated[0]), False, self._info()
+        observation, reward, terminated, _ = self._lanes.step(np.array([action]), self._lanes.all)
+        info = self._info()
+        if self._renderer is not None:
+            self._renderer.follow(info, float(reward[0]), bool(terminated[0]))
+        return observation[0], float(reward[0]), bool(terminated[0]), False, info
 
-    def _next_text(self) -> int:
-        """The next text in order; the first one again, or a new order, after the last."""
-        if not self._waiting:
-            shuffled = self._order == "shuffled"
-            texts = self.np_random.permutation(self._texts) if shuffled else self._texts
-            self._waiting = texts[::-1].tolist()
-        return self._waiting.pop()
+    def render(self) -> str | NDArray[np.uint8] | None:  # type: ignore[override]
+        """What it looks like now, as `render_mode` says; a warning and None without a mode.
 
-    def _chosen_text(self, options: dict[str, Any]) -> int:
-        """The text that `options` ask for."""
-        if set(options) != {"text"}:
-            raise InputError(f"options: {sorted(options)} given, only 'text' is known")
-        choice = options["text"]
-        if isinstance(choice, str):
-            choice = self.traces.index_of(choice)
-        if isinstance(choice, bool) or not isinstance(choice, (int, np.integer)):
-            raise InputError(f"options: text {choice!r} is neither an index nor an id")
-        if choice not in self._texts:
-            raise InputError(
-                f"options: text {choice} is not among the {len(self._texts)} texts of this environment "
-                f"(0..{len(self.traces) - 1}, of the chosen tasks)"
-            )
-        return int(choice)
+        Returns:
+            a str with ANSI colours for "ansi", uint8 (H, W, 3) for "rgb_array", None for "human".
+        """
+        if self._renderer is not None:
+            return self._renderer.frame()
+        warn_without_mode(self)
+        return None
 
-    def _info(self, text: int | None = None) -> dict[str, Any]:
+    def close(self) -> None:
+        """Close the window, if there is one."""
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def _info(self) -> dict[str, Any]:
         """Counters and state as plain Python values, the same keys and types in every step."""
-        if text is not None:
-            self._text = text
-        lane = np.zeros(1, dtype=np.int64)
-        view = self.engine.view(lane, np.zeros((1, 0), dtype=np.float32))
-        return {
-            **{name: int(value[0]) for name, value in self.engine.counters(lane).items()},
-            "phase": int(view.phase[0]),
-            "depth": self.engine.depths[int(view.depth_index[0])],
-            "draft_length": int(view.draft_length[0]),
-            "text": self._text,
-            "text_id": self.traces.text_ids[self._text],
-            "overrun": bool(self.traces.manifest["overrun"]),
-        }
+        return {name: values.tolist()[0] for name, values in self._lanes.info(self._lanes.all).items()}

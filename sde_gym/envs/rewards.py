@@ -12,14 +12,15 @@ summaries do not say what the last layer's own tokens earn. Paying +1, which is 
 l* = L, for every such token makes the return rank policies by speed in our checks; paying only
 for some would make plain autoregression optimal. `final_token_reward=0` is the literal variant.
 
-`speed` pays tokens less time: +1 for each emitted token and -rho for each layer that had to wait
-for the one before it.
+`speed` pays tokens less time: +1 for each emitted token and -rho for each unit of what the step
+costs under a cost model (`sde_gym.models.cost`).
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sde_gym.envs.timing import StepCosts
 from sde_gym.errors import InputError
 
 REWARDS = ("lede", "speed")
@@ -55,9 +57,13 @@ class StepOutcome:
         drafted: int64 (n,), proposals of the round that ended; 0 elsewhere.
         round_accepted: int64 (n,), accepted ones among them; 0 elsewhere.
         final: bool (n,), whether the last layer emitted a token of its own.
-        emitted: int64 (n,), tokens emitted: round_accepted + final.
-        layers: int64 (n,), layers run one after the other, a batch of tokens counted once: what
-            the step costs in time. The walk to the first depth counts in the round's first step.
+        emitted: int64 (n,), tokens emitted: round_accepted + final. With episode "token" the one
+            token by which the text goes on, also where the proposal was wrong.
+        fed: bool (n,), whether the action's proposal was fed and run to l*.
+        verified: int64 (n,), tokens that went on from l* to L together to end the round; 0 where
+            the round goes on or ended without a draft.
+        layers: int64 (n,), layers run one after the other, a batch of tokens counted once. The
+            walk to the first depth counts in the round's first step.
         terminated: bool (n,), whether the text is complete.
     """
 
@@ -73,6 +79,8 @@ class StepOutcome:
     round_accepted: NDArray[np.int64]
     final: NDArray[np.bool_]
     emitted: NDArray[np.int64]
+    fed: NDArray[np.bool_]
+    verified: NDArray[np.int64]
     layers: NDArray[np.int64]
     terminated: NDArray[np.bool_]
 
@@ -99,33 +107,36 @@ class LEDEReward:
         return own + self.final_token_reward * outcome.final
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpeedReward:
-    """Tokens less rho times time, time being `StepOutcome.layers`.
+    """Tokens less rho times time, time being what `costs` says.
 
     Over a whole text the token count is fixed, so the optimum there is least time, whatever rho.
 
     Attributes:
-        rho: price of one layer in tokens. 1 / L is plain decoding's rate, which then earns 0.
+        costs: of steps.
+        rho: price in tokens of one unit of cost. At plain decoding's rate, tokens per unit, it
+            earns 0.
     """
 
+    costs: StepCosts
     rho: float
 
     def __call__(self, outcome: StepOutcome) -> NDArray[np.float64]:
         """float64 (n,). An accepted proposal is paid to the action that made it."""
-        return outcome.accepted.astype(np.float64) + outcome.final - self.rho * outcome.layers
+        return outcome.accepted.astype(np.float64) + outcome.final - self.rho * self.costs(outcome)
 
 
 def resolve_reward(
-    reward: str | Reward, num_layers: int, final_token_reward: float = 1.0, rho: float | None = None
+    reward: str | Reward, costs: StepCosts, final_token_reward: float = 1.0, rho: float | None = None
 ) -> Reward:
     """The reward behind the arguments of an environment.
 
     Args:
         reward: "lede", "speed", "module:function" or a callable.
-        num_layers: L.
+        costs: of steps, for "speed".
         final_token_reward: of "lede" only.
-        rho: of "speed" only; 1 / num_layers if not given.
+        rho: of "speed" only; plain decoding's tokens per unit of cost if not given.
 
     Raises:
         InputError: there is no such reward, or an argument that it does not have.
@@ -145,10 +156,20 @@ def resolve_reward(
     if reward == "lede":
         return LEDEReward(float(final_token_reward))
     if reward == "speed":
-        return SpeedReward(1.0 / num_layers if rho is None else float(rho))
+        return SpeedReward(costs, 1.0 / costs.model.plain_token if rho is None else float(rho))
     if isinstance(reward, str) and reward.count(":") == 1:
         return _imported(reward)
     raise InputError(f"reward: {reward!r} is none of {', '.join(REWARDS)}, 'module:function' or a callable")
+
+
+def warn_if_raw(reward: str | Reward) -> None:
+    """Warn of a callable given as such to an environment, on behalf of the environment's caller."""
+    if callable(reward):
+        warnings.warn(
+            f"reward: the callable {reward!r} cannot be stored in the environment's spec; "
+            "name it as 'module:function' instead",
+            stacklevel=3,
+        )
 
 
 def _imported(reference: str) -> Reward:

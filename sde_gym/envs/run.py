@@ -1,8 +1,8 @@
 """Drive a controller over recorded texts, all at once, and count what it cost.
 
-The numbers are since prefill. `speedup` is simulated under the unit cost model: a layer costs 1
-however many tokens pass it together, heads and controllers cost nothing; plain decoding then costs
-L a token. The wall clock of the real decoder is measured elsewhere.
+The numbers are since prefill. `speedup` is simulated under a cost model (`sde_gym.models.cost`),
+`layer_speedup` always by counting layers: one costs 1 however many tokens pass it together, heads and
+controllers cost nothing. The wall clock of the real decoder is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sde_gym.envs.arguments import indices
 from sde_gym.envs.engine import COUNTERS, ReplayEngine
 from sde_gym.errors import InputError
+from sde_gym.models.cost import CostModel
 from sde_gym.policies.controller import Controller, RoundOutcome, feature_settings
 from sde_gym.policies.observation import HEAD_FEATURES, Action, Phase
 from sde_gym.traces import TraceSet
@@ -42,6 +43,9 @@ class RunResult:
         head_calls: exit heads that were read or proposed from, plus one final head a round.
         exits: int64 (n, m + 1), rounds that ended at each depth, the last column those without a
             proposal.
+        cost: float64 (n,), of all steps, in the cost model's unit. Heads are charged where the
+            controller reads them or proposes from them.
+        cost_model: what the parts cost.
     """
 
     controller: str
@@ -58,10 +62,17 @@ class RunResult:
     sequential_layers: NDArray[np.int64]
     head_calls: NDArray[np.int64]
     exits: NDArray[np.int64]
+    cost: NDArray[np.float64]
+    cost_model: CostModel
 
     @property
     def speedup(self) -> float:
-        """Plain decoding's cost over this one's, for all texts together, unit cost model."""
+        """Simulated: plain decoding's cost over this one's, for all texts together."""
+        return self.cost_model.speedup(float(self.tokens.sum()), float(self.cost.sum()))
+
+    @property
+    def layer_speedup(self) -> float:
+        """Layers that plain decoding runs one after the other over those run here, all texts together."""
         return float(self.num_layers * self.tokens.sum() / self.sequential_layers.sum())
 
     @property
@@ -87,7 +98,10 @@ class RunResult:
             "texts": len(self.texts),
             "return": float(self.returns.sum()),
             **{name: int(getattr(self, name).sum()) for name in COUNTERS},
+            "cost": float(self.cost.sum()),
+            "cost_model": self.cost_model.name,
             "speedup": self.speedup,
+            "layer_speedup": self.layer_speedup,
             "acceptance_rate": self.acceptance_rate,
             "mean_exit_depth": self.mean_exit_depth,
             "mean_draft_length": self.mean_draft_length,
@@ -106,8 +120,9 @@ def run_controller(
         traces: recorded texts.
         controller: bound and reset here; its features are the observation.
         texts: indices, none twice; all that are episodes if not given.
-        **settings: of `ReplayEngine`, but `observation` and `lanes`. `k` and `window` are the
-            controller's own if not given.
+        **settings: of `ReplayEngine`, but `observation`, `reads` and `lanes`, which follow from
+            the controller and the texts, and `episode`, which is the whole text. `k` and `window`
+            are the controller's own if not given.
 
     Raises:
         InputError: no text, a text that there is not, a setting out of range, or a controller
@@ -116,16 +131,21 @@ def run_controller(
     settings["k"], settings["window"] = feature_settings(
         controller, settings.get("k"), settings.get("window")
     )
-    chosen = chosen_texts(ReplayEngine(traces, observation=(), **settings), texts)
-    engine = ReplayEngine(traces, observation=controller.observation, lanes=chosen.size, **settings)
-    controller.bind(engine.depths, engine.num_layers, engine.max_draft)
-    m = len(engine.depths)
+    probe = ReplayEngine(traces, observation=(), **settings)
+    if probe.episode != "generation":
+        raise InputError(f"episode: {probe.episode!r} was given, but texts are run as a whole; leave it out")
+    chosen = chosen_texts(probe, texts)
+    controller.bind(probe.depths, probe.num_layers, probe.max_draft)
+    m = len(probe.depths)
     reads = np.array([[controller.reads(phase, index) for index in range(m)] for phase in (0, 1)], dtype=bool)
+    engine = ReplayEngine(
+        traces, observation=controller.observation, lanes=chosen.size, reads=reads, **settings
+    )
 
     hidden = _hidden_columns(controller.observation, reads)
 
     lanes = np.arange(chosen.size, dtype=np.int64)
-    returns = np.zeros(chosen.size)
+    returns, cost = np.zeros(chosen.size), np.zeros(chosen.size)
     heads = np.zeros(chosen.size, dtype=np.int64)
     exits = np.zeros((chosen.size, m + 1), dtype=np.int64)
     observation = engine.reset_lanes(lanes, chosen)
@@ -136,6 +156,7 @@ def run_controller(
         actions = np.asarray(controller.act(view))
         observation, reward, terminated, outcome = engine.step(actions, lanes)
         returns[lanes] += reward
+        cost[lanes] += engine.step_costs(outcome)
         heads[lanes] += reads[outcome.phase, outcome.depth_index] | (actions == Action.EXIT)
         ended = np.flatnonzero(outcome.ended)
         if ended.size:
@@ -154,6 +175,8 @@ def run_controller(
         texts=chosen,
         returns=returns,
         exits=exits,
+        cost=cost,
+        cost_model=engine.cost,
         **counters,
     )
 

@@ -97,7 +97,7 @@ def resolve_observation(observation: str | Iterable[str]) -> tuple[str, ...]:
         raise InputError(f"observation: {observation!r} is neither a set's name nor a list of feature names")
     names = tuple(observation)
     for name in names:
-        if name not in BOUNDS:
+        if not isinstance(name, str) or name not in BOUNDS:
             raise InputError(f"observation: {name!r} is not a feature; there are {', '.join(EXTENDED)}")
     if len(set(names)) != len(names):
         raise InputError(f"observation: a feature is named twice in {list(names)}")

@@ -122,18 +122,7 @@ class TraceSet:
         Raises:
             InputError: a task that no text has; the message lists those there are.
         """
-        if tasks is None:
-            return np.arange(len(self), dtype=np.int64)
-        if isinstance(tasks, str) or not isinstance(tasks, Iterable):
-            raise InputError(f"tasks: {tasks!r} is not a list of task names")
-        wanted = list(tasks)
-        known = sorted(set(self.tasks))
-        if not wanted:
-            raise InputError(f"tasks: empty; there are {', '.join(known)}")
-        for task in wanted:
-            if task not in known:
-                raise InputError(f"tasks: no text has task {task!r}; there are {', '.join(known)}")
-        return np.array([n for n, task in enumerate(self.tasks) if task in wanted], dtype=np.int64)
+        return texts_of_tasks(self.tasks, tasks)
 
     def index_of(self, text_id: str) -> int:
         """Index of the text with this id; InputError if there is none."""
@@ -175,3 +164,27 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     """The array, read-only: sets are shared between environments."""
     array.setflags(write=False)
     return array
+
+
+def texts_of_tasks(tasks: Sequence[str], wanted: Iterable[str] | None) -> NDArray[np.int64]:
+    """Indices of the texts of these tasks, int64; of all texts for None.
+
+    Args:
+        tasks: task of each text.
+        wanted: names of tasks.
+
+    Raises:
+        InputError: a task that no text has; the message lists those there are.
+    """
+    if wanted is None:
+        return np.arange(len(tasks), dtype=np.int64)
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        raise InputError(f"tasks: {wanted!r} is not a list of task names")
+    chosen = list(wanted)
+    known = sorted(set(tasks))
+    if not chosen:
+        raise InputError(f"tasks: empty; there are {', '.join(known)}")
+    for task in chosen:
+        if task not in known:
+            raise InputError(f"tasks: no text has task {task!r}; there are {', '.join(known)}")
+    return np.array([n for n, task in enumerate(tasks) if task in chosen], dtype=np.int64)

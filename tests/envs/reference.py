@@ -25,7 +25,11 @@ NAMES = (
 
 
 class ReferenceEpisode:
-    """One text; `observe()`, `step(action)`, `counters`, `terminated`."""
+    """One text; `observe()`, `step(action)`, `counters`, `over`, `complete`, `go_on()`.
+
+    `over` says that the episode is, `complete` that its text is; `go_on()` starts the next episode of
+    a text that is not.
+    """
 
     def __init__(
         self,
@@ -39,9 +43,11 @@ class ReferenceEpisode:
         max_new_tokens: int,
         final_token_reward: float = 1.0,
         credit: str = "immediate",
+        episode: str = "generation",
     ) -> None:
         self.traces, self.depths, self.k, self.window = traces, depths, k, window
         self.max_draft, self.final_token_reward, self.credit = max_draft, final_token_reward, credit
+        self.episode = episode
         self.first_row = int(traces.start[text])
         recorded = [int(token) for token in traces.tokens_of(text)]
         self.text = recorded[:max_new_tokens]  # what greedy decoding with this budget emits
@@ -52,11 +58,18 @@ class ReferenceEpisode:
         self.emitted = self.text[:1]
         # -log p(top-1) of each token of the hypothesis, by text position, as of where it came from.
         self.surprises = [-float(traces.final_logprobs[self.first_row, 0])]
-        self.terminated = False
+        self.over = self.complete = False
         self.finished_drafted = self.finished_accepted = 0
         names = "layer_passes sequential_layers head_calls decisions drafted accepted rounds tokens"
         self.counters = dict.fromkeys(names.split(), 0)
         self.held = 0.0
+        self._open_round()
+
+    def go_on(self) -> None:
+        """The next round or walk of this text."""
+        assert self.over
+        assert not self.complete
+        self.over = False
         self._open_round()
 
     def _open_round(self) -> None:
@@ -102,7 +115,7 @@ class ReferenceEpisode:
 
     def observe(self) -> dict[str, float]:
         """All features; zeros at the end."""
-        if self.terminated:
+        if self.over:
             return dict.fromkeys(NAMES, 0.0)
         ids, logprobs, entropy = self._recorded(self._row(), self.level)
         recent = self.surprises[-self.window :]
@@ -126,8 +139,10 @@ class ReferenceEpisode:
 
     def step(self, action: int) -> float:
         """One action, 1 = exit; its reward."""
-        assert not self.terminated
+        assert not self.over
         self.counters["decisions"] += 1
+        if self.episode == "token":
+            return self._walk(action)
         if action == 1:
             return self._exit()
         if self.phase == "DRAFT":
@@ -162,6 +177,33 @@ class ReferenceEpisode:
             return 0.0
         return reward
 
+    def _walk(self, action: int) -> float:
+        """A step of a walk that is never drafted on from and never verified."""
+        at, layers = len(self.emitted), self.traces.num_layers
+        accepted = 0
+        if action == 0 and self.level + 1 < len(self.depths):
+            self.level += 1
+            self._run_newest(self.depths[self.level])
+            self.counters["head_calls"] += 1
+            return -0.01
+        if action == 0:
+            self._run_newest(layers)
+            self.counters["head_calls"] += 1
+            reward = -0.01 + self.final_token_reward
+        else:
+            accepted = int(self._recorded(self._row(), self.level)[0][0] == self.text[at])
+            reward = (1.0 if accepted else -2.0) + (layers - self.depths[self.level]) / layers
+            self.finished_drafted += 1
+            self.finished_accepted += accepted
+            self.counters["drafted"] += 1
+            self.counters["accepted"] += accepted
+        self.counters["rounds"] += 1
+        self.counters["tokens"] += 1
+        self.emitted.append(self.text[at])
+        self.surprises.append(-float(self.traces.final_logprobs[self.first_row + at, 0]))
+        self.over, self.complete = True, len(self.emitted) == len(self.text)
+        return reward
+
     def held_and(self, reward: float) -> float:
         """The reward, and what was held back for the end of the round."""
         reward, self.held = reward + self.held, 0.0
@@ -194,8 +236,8 @@ class ReferenceEpisode:
         self.counters["accepted"] += accepted
         self.counters["rounds"] += 1
         self.counters["tokens"] += len(self.emitted) - before
-        if len(self.emitted) == len(self.text):
-            self.terminated = True
-        else:
+        self.complete = len(self.emitted) == len(self.text)
+        self.over = self.complete or self.episode == "round"
+        if not self.over:
             self._open_round()
         return self.held_and(reward) if self.phase == "DRAFT" or self.held else reward

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
+from functools import partial
 
 import gymnasium
 import numpy as np
+import pytest
 
-from sde_gym.envs.engine import CREDITS
-from sde_gym.envs.lede import ORDERS, LEDEEnv
+import sde_gym  # noqa: F401, registers the environments
+from sde_gym.envs.engine import CREDITS, EPISODES
+from sde_gym.envs.lede import LEDEEnv
+from sde_gym.envs.live import LEDELiveEnv
+from sde_gym.envs.order import ORDERS
+from sde_gym.envs.rendering import RENDER_MODES
 from sde_gym.envs.rewards import ACCEPTED_REWARD, CONTINUE_REWARD, REJECTED_REWARD, REWARDS, LEDEReward
+from sde_gym.envs.wallclock import LEDEWallClockEnv
+from sde_gym.envs.wrappers import DepthOnly, LengthOnly
+from sde_gym.errors import InputError
 from sde_gym.policies.observation import BOUNDS, EXTENDED, PAPER, Action
 from sde_gym.traces import TraceSet
-from tests.pages import first_column, marked, read_page
+from tests.pages import documented_arguments, first_column, made_from_code, marked, read_page
 
 PAGE = read_page("environment")
 
@@ -51,12 +61,38 @@ def test_the_actions_are_numbered_so() -> None:
         assert f"| {int(action)} `{action.name.lower()}` |" in PAGE
 
 
-def test_every_argument_stands_with_its_default_in_order() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", marked(PAGE, "arguments"), re.MULTILINE)
-    parameters = list(inspect.signature(LEDEEnv).parameters.values())
-    assert rows == [(parameter.name, repr(parameter.default)) for parameter in parameters]
-    for value in (*ORDERS, *CREDITS):
-        assert f"`'{value}'`" in PAGE
+TABLES = [(page, mark) for page, mark in made_from_code() if page == "environment"]
+
+
+@pytest.mark.parametrize("mark", [mark for _, mark in TABLES])
+def test_tables_are_made_from_the_code(mark: str) -> None:
+    """If this fails: `python -m tests.pages`."""
+    assert marked(PAGE, mark) == made_from_code()["environment", mark]
+
+
+@pytest.mark.parametrize("environment", [LEDEEnv, LEDELiveEnv, LEDEWallClockEnv])
+def test_docstrings_explain_every_argument_and_no_other(environment: type) -> None:
+    assert set(documented_arguments(environment)) == set(inspect.signature(environment).parameters)
+
+
+def test_the_values_of_arguments_are_named() -> None:
+    rows = marked(PAGE, "arguments")
+    for value in (*ORDERS, *CREDITS, *EPISODES, "paper", "extended", *RENDER_MODES):
+        assert f'"{value}"' in rows, value
+
+
+def test_what_the_clock_does_not_take() -> None:
+    live, clock = (set(inspect.signature(each).parameters) for each in (LEDELiveEnv, LEDEWallClockEnv))
+    assert live - clock == {"reward", "final_token_reward", "cost"}
+    assert clock <= live
+    assert "but `reward`, `final_token_reward` and `cost`;" in PAGE
+
+
+def test_every_kind_of_episode_and_render_mode_stands() -> None:
+    assert first_column(marked(PAGE, "episodes")) == [f'"{name}"' for name in EPISODES]
+    assert first_column(marked(PAGE, "render-modes")) == ["None", *RENDER_MODES]
+    for environment in (LEDEEnv, LEDELiveEnv, LEDEWallClockEnv):
+        assert tuple(environment.metadata["render_modes"]) == RENDER_MODES
 
 
 def test_every_key_of_info_is_explained(toy_traces: TraceSet) -> None:
@@ -65,10 +101,31 @@ def test_every_key_of_info_is_explained(toy_traces: TraceSet) -> None:
 
 
 def test_every_registered_id_is_named() -> None:
-    import sde_gym  # noqa: F401
-
     ids = [name for name in gymnasium.registry if name.startswith("sde_gym/")]
-    assert ids
+    assert len(ids) >= 3
     for name in ids:
-        assert name in PAGE
-        assert f"\n{name.rpartition('-')[2]}: " in PAGE
+        kind, _, version = name.removeprefix("sde_gym/").rpartition("-")
+        assert f"| `{name}` |" in PAGE
+        assert f"- {kind}: {version}, " in PAGE
+
+
+def test_the_messages_are_those_raised(toy_traces: TraceSet) -> None:
+    """Each message of the table that needs no special trace set is provoked."""
+    messages = [line.split("`")[1] for line in PAGE.partition("## Errors")[2].splitlines() if "`" in line]
+    make = partial(LEDEEnv, toy_traces)
+    provoked: list[Callable[[], object]] = [
+        lambda: make(depths=[5]),
+        lambda: make(tasks=["..."]),
+        lambda: make(k=9),
+        lambda: make(max_draft=13),
+        lambda: make(max_new_tokens=10**6),
+        lambda: make(rho=1.0),
+        lambda: make(render_mode="..."),
+        lambda: LengthOnly(make(), 5),
+        lambda: DepthOnly(make(), 13),
+        lambda: make().step(0),
+    ]
+    for message, call in zip(messages, provoked, strict=True):
+        pattern = ".*".join(map(re.escape, message.split("...")))
+        with pytest.raises((InputError, RuntimeError), match=pattern):
+            call()

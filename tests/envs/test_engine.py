@@ -38,6 +38,14 @@ def test_equals_the_reference(
     compare(random_traces(seed, 12, p_match=p_match, p_eos=p_eos, overrun=overrun), seed, settings)
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: str(settings) or "default")
+@pytest.mark.parametrize("episode", ["round", "token"])
+@pytest.mark.parametrize("overrun", [0, 39])
+def test_shorter_episodes_equal_the_reference(settings: dict[str, Any], episode: str, overrun: int) -> None:
+    """The same, and how the next episode of a text begins."""
+    compare(random_traces(5, 12, overrun=overrun), 5, {**settings, "episode": episode})
+
+
 @pytest.mark.parametrize("spare", [0, 1, 3])
 def test_the_context_limit_counts_as_budget(spare: int) -> None:
     """Texts that end by end of text with room for only `spare` tokens more."""
@@ -63,6 +71,7 @@ def compare(traces: TraceSet, seed: int, settings: dict[str, Any]) -> ReplayEngi
         "max_new_tokens": engine.max_new_tokens,
         "final_token_reward": settings.get("final_token_reward", 1.0),
         "credit": engine.credit,
+        "episode": engine.episode,
     }
     episodes = [ReferenceEpisode(traces, text, **reference_settings) for text in range(12)]
     rng = np.random.default_rng(seed)
@@ -76,12 +85,19 @@ def compare(traces: TraceSet, seed: int, settings: dict[str, Any]) -> ReplayEngi
         for name, values in engine.counters(lanes).items():
             assert values.tolist() == [episodes[lane].counters[name] for lane in lanes], name
         actions = (rng.random(lanes.size) < p_exit[lanes]).astype(int)
-        observation, reward, terminated, _ = engine.step(actions, lanes)
+        observation, reward, terminated, outcome = engine.step(actions, lanes)
         expected = [episodes[lane].step(int(action)) for lane, action in zip(lanes, actions, strict=True)]
         np.testing.assert_allclose(reward, expected, rtol=0, atol=1e-9)
-        assert terminated.tolist() == [episodes[lane].terminated for lane in lanes]
+        assert terminated.tolist() == [episodes[lane].over for lane in lanes]
+        assert outcome.terminated.tolist() == [episodes[lane].complete for lane in lanes]
         assert not observation[terminated].any()
-        lanes, observation = lanes[~terminated], observation[~terminated]
+        again = engine.resumable(lanes)
+        assert again.tolist() == (terminated & ~outcome.terminated).tolist()
+        if again.any():
+            for lane in lanes[again]:
+                episodes[lane].go_on()
+            observation[again] = engine.resume_lanes(lanes[again])
+        lanes, observation = lanes[~outcome.terminated], observation[~outcome.terminated]
         steps += 1
     for name, values in engine.counters().items():
         assert values.tolist() == [episode.counters[name] for episode in episodes], name

@@ -202,7 +202,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, toy_fold
         ({"tasks": "test"}, "tasks: 'test' is not a list"),
         ({"observation": []}, "observation: an environment needs at least one feature"),
         ({"observation": 3}, "observation: 3 is neither a set's name nor a list"),
-        ({"render_mode": "human"}, "render_mode: 'human' is not supported"),
+        ({"render_mode": "video"}, "render_mode: 'video' is not one of ansi, human, rgb_array or None"),
         ({"max_draft": 0}, "max_draft: 0 is out of range"),
         ({"depths": [1]}, "depths: 1 was not recorded"),
         ({"max_new_tokens": 21}, r"max_new_tokens: 21 is out of range \(2..20\)"),

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from sde_gym.envs.rewards import LEDEReward, SpeedReward, StepOutcome, resolve_reward
+from sde_gym.envs.timing import StepCosts
+from sde_gym.models.cost import unit_cost
+from tests.costs import uneven_cost
 
 
 @pytest.fixture
@@ -25,6 +28,8 @@ def outcome() -> StepOutcome:
         round_accepted=np.array([0, 1, 3, 0, 0]),
         final=np.array([False, True, True, False, True]),
         emitted=np.array([0, 2, 4, 0, 1]),
+        fed=np.array([True, True, True, False, False]),
+        verified=np.array([0, 3, 4, 0, 0]),
         layers=np.array([8, 10, 10, 8, 2]),
         terminated=np.array([False, False, False, False, True]),
     )
@@ -36,10 +41,37 @@ def test_lede(outcome: StepOutcome) -> None:
 
 
 def test_speed(outcome: StepOutcome) -> None:
-    np.testing.assert_allclose(SpeedReward(0.1)(outcome), [1 - 0.8, 1 - 1, 2 - 1, 0 - 0.8, 1 - 0.2])
+    """Under the unit model the time is `layers`: depth and fed token, 6 to verify, 4 to go deeper, 2."""
+    costs = StepCosts(unit_cost(10), (4, 8), 12)
+    assert costs(outcome).tolist() == outcome.layers.tolist()
+    expected = [1 - 0.8, 1 - 1, 2 - 1, 0 - 0.8, 1 - 0.2]
+    np.testing.assert_allclose(SpeedReward(costs, 0.1)(outcome), expected)
+
+
+def test_speed_under_measured_costs(outcome: StepOutcome) -> None:
+    """Each step's parts, from `uneven_cost`; a head is read in DRAFT only."""
+    costs = StepCosts(uneven_cost(10), (4, 8), 12, reads=[[False, False], [True, True]])
+    first, later = 3.0 * 4 / 3, 1.3 * 4 / 3  # draft passes to depth 4
+    blind, seeing = 0.02, 0.11 + 0.3
+    np.testing.assert_allclose(
+        costs(outcome),
+        [
+            blind + 0.3 + 0.07 + first + later,
+            seeing + 0.07 + later + 6 * 1.1 + 0.82 + 0.23,  # three tokens verified
+            seeing + 0.07 + later + 6 * 1.15 + 0.83 + 0.23,  # four
+            blind + first + 3.0 * 4 / 3,  # to depth 4, then on to 8
+            blind + 2 * 1.0 + 0.8 + 0.23,  # one token's last two layers
+        ],
+    )
 
 
 def test_defaults() -> None:
-    assert resolve_reward("lede", 10) == LEDEReward(1.0)
-    assert resolve_reward("speed", 10) == SpeedReward(0.1)  # plain decoding then earns nothing
-    assert resolve_reward("speed", 10, rho=0.5) == SpeedReward(0.5)
+    unit = StepCosts(unit_cost(10), (4, 8), 12)
+    assert resolve_reward("lede", unit) == LEDEReward(1.0)
+    for given, rho in ((None, 0.1), (0.5, 0.5)):
+        reward = resolve_reward("speed", unit, rho=given)
+        assert isinstance(reward, SpeedReward)
+        assert (reward.costs, reward.rho) == (unit, rho)  # at 1 / L plain decoding earns nothing
+    measured = resolve_reward("speed", StepCosts(uneven_cost(10), (4, 8), 12))
+    assert isinstance(measured, SpeedReward)
+    assert measured.rho == 1 / 11

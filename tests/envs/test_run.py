@@ -11,14 +11,16 @@ import pytest
 
 from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.lede import LEDEEnv
-from sde_gym.envs.ranking import rank_correlation, reward_ranking
+from sde_gym.envs.ranking import rank_correlation, ranking_table, ranking_text, reward_ranking
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
+from sde_gym.models.cost import unit_cost
 from sde_gym.policies.controller import BaseController, Controller, RoundOutcome, View
 from sde_gym.policies.observation import EXTENDED, HEAD_FEATURES, Phase
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
 from sde_gym.traces import TraceSet
 from tests.builders import random_traces, written_traces
+from tests.costs import uneven_cost
 
 CONTROLLERS: dict[str, Controller] = {
     "static": StaticController(3, 4),
@@ -53,7 +55,7 @@ def test_equals_one_environment_after_the_other(controller: Controller, toy_trac
 
 def test_plain_decoding_has_speed_up_one(toy_traces: TraceSet) -> None:
     result = run_controller(toy_traces, RandomController(0.0))
-    assert result.speedup == 1.0
+    assert result.speedup == result.layer_speedup == 1.0
     assert result.mean_exit_depth == 8.0
     assert result.mean_draft_length == 0.0
     assert result.acceptance_rate == 1.0
@@ -71,7 +73,7 @@ def test_a_case_on_paper() -> None:
     # Sequential: 2 a fed token and 6 a verification, 4 + 3 + 2 tokens fed.
     assert result.sequential_layers == 9 * 2 + 3 * 6
     assert result.layer_passes == 9 * 8
-    assert result.speedup == 8 * 8 / 36
+    assert result.speedup == result.layer_speedup == 8 * 8 / 36
     assert result.acceptance_rate == 6 / 7
     assert result.mean_draft_length == 7 / 3
     # With what lies behind the wrong proposal, the second round drafts a third token in vain.
@@ -82,6 +84,40 @@ def test_a_case_on_paper() -> None:
     assert (live.tokens, live.rounds, live.drafted, live.accepted) == (8, 3, 8, 6)
     assert live.sequential_layers == 10 * 2 + 3 * 6
     assert live.returns == pytest.approx(6 * 1.75 - 2 * 1.25 - 2 * 0.01 + 2)
+
+
+def test_the_same_case_in_measured_time() -> None:
+    """The live rounds of the case above, part by part, under a controller that reads nothing or all."""
+    tokens = list(range(1, 10))
+    proposals = [[99 if t == 6 else token] for t, token in enumerate(tokens)]
+    traces = written_traces(
+        tokens, proposals, end="budget", depths=(2,), num_layers=8, branches={(6, 0): [5, 5]}, overrun=11
+    )
+    cost = uneven_cost(8)
+    result = run_controller(traces, StaticController(2, 3), cost=cost)
+    drafts = 3 * 2.05 + 7 * 0.9  # first passes to depth 2; of 8 proposals the last is not fed
+    layers = 6 * (1.15 + 1.15 + 1.05)  # verified: 1 + 3, 1 + 3, and 1 + 1 tokens
+    heads = 8 * 0.3 + 0.83 + 0.83 + 0.81
+    fixed = 8 * 0.07 + 10 * 0.02 + 3 * 0.23  # decisions: 4 in each round but the last, which is forced
+    assert result.decisions[0] == 10
+    assert result.cost[0] == pytest.approx(drafts + layers + heads + fixed)
+    assert result.speedup == pytest.approx(9.0 * 8 / result.cost[0])
+    assert result.layer_speedup == 8 * 8 / 38
+    reading = ThresholdController(0.0, 0.0)  # reads everywhere, and always goes on: 8 in one draft
+    result = run_controller(traces, reading, cost=cost, max_draft=3)
+    # As before, but that a third proposal is never looked at: three decisions a round, two at the end.
+    assert result.decisions[0] == 8
+    fixed = 8 * 0.07 + 8 * 0.11 + 3 * 0.23
+    assert result.cost[0] == pytest.approx(drafts + layers + heads + fixed)
+
+
+def test_heads_are_charged_where_they_are_read_or_proposed_from(toy_traces: TraceSet) -> None:
+    """As `head_calls` counts them; a last layer's head is none of these."""
+    free = unit_cost(8)
+    for reader in (Seer({0, 2}), Seer(set()), StaticController(3, 4), ThresholdController(0.6, 0.4)):
+        result = run_controller(toy_traces, reader, cost=dataclasses.replace(free, exit_head=0.5))
+        heads = result.head_calls - result.rounds
+        np.testing.assert_allclose(result.cost, result.sequential_layers + 0.5 * heads)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 12])
@@ -174,6 +210,11 @@ def test_totals_are_plain_json(toy_traces: TraceSet) -> None:
 def test_wrong_texts_are_named(texts: Any, toy_traces: TraceSet) -> None:
     with pytest.raises(InputError, match="texts: "):
         run_controller(toy_traces, RandomController(), texts)
+
+
+def test_texts_are_run_as_a_whole(toy_traces: TraceSet) -> None:
+    with pytest.raises(InputError, match="episode: 'round' was given, but texts are run as a whole"):
+        run_controller(toy_traces, RandomController(), episode="round")
 
 
 def test_a_controller_that_does_not_fit_is_refused(toy_traces: TraceSet) -> None:
@@ -283,6 +324,32 @@ def test_rewards_are_ranked_against_speed(toy_traces: TraceSet) -> None:
     assert -1 <= reward_ranking(toy_traces, max_draft=4) <= 1
     tokens_only = reward_ranking(toy_traces, reward=lambda outcome: outcome.emitted.astype(float))
     assert np.isnan(tokens_only)  # every setting emits the same text
+
+
+def test_the_table_of_the_shipped_rewards(toy_traces: TraceSet) -> None:
+    ranks = ranking_table(toy_traces, max_draft=4, cost=uneven_cost(8))
+    assert [rank.reward for rank in ranks] == ["lede", "lede, final_token_reward=0", "speed"]
+    assert ranks[0].correlation == reward_ranking(toy_traces, max_draft=4, cost=uneven_cost(8))
+    assert ranks[1].correlation == reward_ranking(
+        toy_traces, max_draft=4, cost=uneven_cost(8), final_token_reward=0.0
+    )
+    assert ranks[2].correlation == pytest.approx(1.0)
+    results = {
+        (depth, length): run_controller(toy_traces, StaticController(depth, length), cost=uneven_cost(8))
+        for depth in toy_traces.depths
+        for length in range(1, 5)
+    }
+    fastest = max(results, key=lambda setting: results[setting].speedup)
+    kindest = max(results, key=lambda setting: results[setting].returns.sum())
+    assert {rank.fastest for rank in ranks} == {fastest} == {ranks[2].best}
+    assert ranks[0].best == kindest
+    assert ranks[0].best_speedup == pytest.approx(results[kindest].speedup)
+    assert ranks[0].fastest_speedup == pytest.approx(results[fastest].speedup)
+    shown = ranking_text(ranks).splitlines()
+    assert len(shown) == 5
+    assert shown[4].startswith("| speed | 1.000 | depth ")
+    tokens_only = {"tokens": {"reward": lambda outcome: outcome.emitted.astype(float)}}
+    assert "| tokens | undefined |" in ranking_text(ranking_table(toy_traces, tokens_only, max_draft=2))
 
 
 def test_static_settings_are_not_compared_where_drafting_in_vain_is_free() -> None:

@@ -1,0 +1,181 @@
+"""Lanes that play one episode after another: what all faces of the replayed decision problem share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from sde_gym.envs.arguments import whole_number
+from sde_gym.envs.engine import ReplayEngine
+from sde_gym.envs.order import TextOrder, chosen_text, text_option
+from sde_gym.errors import InputError
+from sde_gym.policies.observation import Action, bounds
+from sde_gym.traces import TraceSet, load_traces
+
+NO_TEXT = -1
+"""Stands for a text that nobody asked for: the lane goes on as it would by itself."""
+
+
+class Lanes:
+    """A replay engine whose n lanes know which texts they play, and when an episode is too long.
+
+    Args:
+        traces: name of a shipped trace set, path of a folder, or a `TraceSet`.
+        lanes: n.
+        tasks: only texts of these tasks; all if not given.
+        order: "shuffled" or "sequential".
+        max_episode_steps: steps after which an episode is truncated; never if not given.
+        **settings: of `ReplayEngine`, but `lanes`.
+
+    Attributes:
+        engine: the engine; with it the tables are there once however many lanes there are.
+        texts: int64 (count,), indices of the texts that are played.
+        observation_space: of one lane.
+        action_space: of one lane.
+
+    Raises:
+        InputError: an argument out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        traces: str | Path | TraceSet,
+        lanes: int = 1,
+        *,
+        tasks: Sequence[str] | None = None,
+        order: str = "shuffled",
+        max_episode_steps: int | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(traces, (str, Path, TraceSet)):
+            raise InputError(f"traces: {traces!r} is neither a name nor a path")
+        trace_set = traces if isinstance(traces, TraceSet) else load_traces(traces)
+        self.engine = ReplayEngine(trace_set, lanes=lanes, **settings)
+        if not self.engine.names:
+            raise InputError("observation: an environment needs at least one feature")
+        texts = trace_set.texts_of(tasks)
+        self.texts = texts[self.engine.tables.playable[texts]]
+        if not len(self.texts):
+            raise InputError(f"tasks: no text of {tasks!r} has at least two tokens")
+        self._order = TextOrder(self.texts, order, lanes)
+        self._seeded = False
+        self._limit = (
+            None if max_episode_steps is None else whole_number("max_episode_steps", max_episode_steps, 1)
+        )
+        self._elapsed = np.zeros(lanes, dtype=np.int64)
+        self._ids = np.array(trace_set.text_ids, dtype=object)
+        self.all = np.arange(lanes, dtype=np.int64)
+        self.observation_space = gymnasium.spaces.Box(*bounds(self.engine.names), dtype=np.float32)
+        self.action_space = gymnasium.spaces.Discrete(len(Action))
+
+    def chosen(self, options: Mapping[str, Any] | None) -> NDArray[np.int64]:
+        """The texts that reset's options ask for, int64 (n,), `NO_TEXT` where they ask for none.
+
+        Args:
+            options: {"text": index or id} for all lanes, or with a list that has one of these, or
+                None, for each.
+
+        Raises:
+            InputError: an unknown option, or a text that there is not.
+        """
+        wanted = text_option(options)
+        if isinstance(wanted, np.ndarray):
+            wanted = wanted.tolist()
+        if not isinstance(wanted, (list, tuple)):
+            wanted = [wanted] * len(self.all)
+        elif len(wanted) != len(self.all):
+            raise InputError(f"options: {len(wanted)} texts for {len(self.all)} lanes")
+        ids = self.engine.traces.text_ids
+        return np.array(
+            [NO_TEXT if text is None else chosen_text(text, self.texts, ids) for text in wanted],
+            dtype=np.int64,
+        )
+
+    def seed(self, seeds: Sequence[int | None], entropy: np.random.Generator) -> None:
+        """Start the order of texts over in lanes that are given a seed; their texts are given up.
+
+        Args:
+            seeds: one for each lane, or None.
+            entropy: where seeds of lanes come from that never had any.
+        """
+        given = np.array([seed is not None for seed in seeds], dtype=bool)
+        if not self._seeded and not given.all():
+            first = int(entropy.integers(2**62))
+            seeds = [first + lane if seed is None else seed for lane, seed in enumerate(seeds)]
+            given[:] = True
+        self._seeded = True
+        lane = self.all[given]
+        self._order.seed(lane, [seed for seed in seeds if seed is not None])
+        self.engine.abandon(lane)
+
+    def begin(self, lane: NDArray[np.int64], texts: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """Start the next episode of these lanes; its observations, float32 (n, f).
+
+        Where the last episode ended but not its text, that is the text's next round or walk; else
+        the next text in order.
+
+        Args:
+            lane: int64 (n,), distinct lanes.
+            texts: int64 (n,), the text to start in each instead, or `NO_TEXT`.
+        """
+        texts = np.full(len(lane), NO_TEXT) if texts is None else texts
+        resumed = (texts == NO_TEXT) & self.engine.resumable(lane)
+        started = ~resumed
+        drawn = (texts == NO_TEXT) & started
+        texts = texts.copy()
+        texts[drawn] = self._order.next(lane[drawn])
+        observation = np.empty((len(lane), len(self.engine.names)), dtype=np.float32)
+        observation[started] = self.engine.reset_lanes(lane[started], texts[started])
+        observation[resumed] = self.engine.resume_lanes(lane[resumed])
+        self._elapsed[lane] = 0
+        return observation
+
+    def step(
+        self, actions: NDArray[Any], lane: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Take one action in each of these lanes: observation, reward, terminated and truncated.
+
+        Raises:
+            InputError: not one `Action` for each lane.
+            RuntimeError: a lane without an episode in progress.
+        """
+        observation, reward, terminated, _ = self.engine.step(actions, lane)
+        self._elapsed[lane] += 1
+        if self._limit is None:
+            return observation, reward, terminated, np.zeros_like(terminated)
+        return observation, reward, terminated, self._elapsed[lane] >= self._limit
+
+    def info(self, lane: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Counters and state of these lanes: arrays (n,) of int64, bool or str objects, by name."""
+        engine = self.engine
+        view = engine.view(lane, np.zeros((len(lane), 0), dtype=np.float32))
+        return {
+            **engine.counters(lane),
+            "phase": view.phase,
+            "depth": engine.tables.depth[view.depth_index],
+            "draft_length": view.draft_length,
+            "text": view.text,
+            "text_id": self._ids[view.text],
+            "overrun": np.full(len(lane), engine.traces.overrun > 0),
+        }
+
+
+def lane_seeds(seed: int | Sequence[int | None] | None, lanes: int) -> list[int | None]:
+    """The seed of each lane: seed + i for lane i, or as listed, or None.
+
+    Raises:
+        InputError: not a whole number of at least 0, or not one for each lane.
+    """
+    if seed is None:
+        return [None] * lanes
+    if isinstance(seed, (list, tuple, np.ndarray)):
+        if len(seed) != lanes:
+            raise InputError(f"seed: {len(seed)} seeds for {lanes} lanes")
+        return [None if each is None else whole_number("seed", each, 0) for each in seed]
+    first = whole_number("seed", seed, 0)
+    return [first + lane for lane in range(lanes)]
