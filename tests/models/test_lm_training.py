@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from sde_gym.errors import InputError
-from sde_gym.models import load_model
+from sde_gym.models import load_model, own_text
 from sde_gym.models.lm_training import LMTrainingSettings, train_lm
-from sde_gym.models import own_text
 from sde_gym.models.own_text import own_windows
 
 TINY = LMTrainingSettings(

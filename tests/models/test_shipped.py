@@ -12,6 +12,7 @@ import sde_gym
 from sde_gym.decoding import autoregressive, speculative
 from sde_gym.models import LayeredModel, load_model
 from sde_gym.models.loading import available_models
+from sde_gym.models.vocabulary import count_output_tokens
 from sde_gym.policies.rules import StaticController, ThresholdController
 from sde_gym.prompts import load_prompts
 from sde_gym.traces import load_traces
