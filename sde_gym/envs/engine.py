@@ -28,7 +28,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from sde_gym.envs.arguments import candidate_depths, choice, indices, token_budget, whole_number
 from sde_gym.envs.rewards import Reward, StepOutcome, resolve_reward
-from sde_gym.envs.state import COUNTERS, LaneState
 from sde_gym.envs.tables import Tables
 from sde_gym.envs.timing import StepCosts
 from sde_gym.errors import InputError
@@ -45,6 +44,25 @@ from sde_gym.policies.observation import (
 )
 from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet
+
+COUNTERS = (
+    "layer_passes",
+    "sequential_layers",
+    "head_calls",
+    "decisions",
+    "drafted",
+    "accepted",
+    "rounds",
+    "tokens",
+)
+"""Counted for each text since prefill, whose own costs and token do not count.
+
+`layer_passes` are layers times tokens; `sequential_layers` counts a layer once however many tokens
+pass it together; `head_calls` counts a head once however many tokens it scores, the last layer's
+at each end of a round included. Work behind the observation just returned is already counted.
+With episode "token" a walk counts as a round that emits one token, whoever it comes from, and
+verification, which there is none of, costs nothing.
+"""
 
 CREDITS = ("immediate", "round")
 """When a proposal is paid: in the step that made it, or in the step that ends its round."""
@@ -129,8 +147,34 @@ class ReplayEngine:
         self._running_columns = [self.names.index(name) for name in running]
         self._recorded_columns = [self.names.index(name) for name in self.tables.names]
         self._stable_column = self.names.index("stable") if "stable" in self.names else None
-        self.state = LaneState(self.lanes, self.window, self.max_draft, int(self.tables.budget.max(initial=0)))
-        self._lane = np.arange(self.lanes, dtype=np.int64)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """State of all lanes."""
+        n = self.lanes
+        self._lane = np.arange(n, dtype=np.int64)
+        self._active = np.zeros(n, dtype=bool)
+        self._resumable = np.zeros(n, dtype=bool)  # the episode is over, its text is not
+        self._text = np.zeros(n, dtype=np.int64)
+        self._position = np.ones(n, dtype=np.int64)
+        self._opening = np.ones(n, dtype=np.int64)
+        self._index = np.zeros(n, dtype=np.int64)
+        self._phase = np.zeros(n, dtype=np.int64)
+        self._drafted = np.zeros(n, dtype=np.int64)
+        self._right = np.zeros(n, dtype=np.int64)  # proposals of the round before its first wrong one
+        self._branch = np.full(n, -1, dtype=np.int64)  # entry behind a wrong proposal, else -1
+        self._chain = np.zeros(n, dtype=np.float64)
+        self._held = np.zeros(n, dtype=np.float64)  # rewards that credit="round" still owes
+        self._counters = {name: np.zeros(n, dtype=np.int64) for name in COUNTERS}
+        # Entry x modulo the size is the sum of the surprises of the hypothesis' first x tokens, so
+        # a window's mean is one difference and a rollback is nothing but overwriting. The size
+        # covers a window behind the opening of a round and the longest draft after it, and needs
+        # to cover no more than the longest text that its budget allows.
+        longest = int(self.tables.budget.max(initial=0))
+        self._reach = min(self.window, longest + 1)
+        size = 1 << (min(self.window + self.max_draft, longest) + 2).bit_length()
+        self._sums = np.zeros((n, size), dtype=np.float64)
+        self._wrap = size - 1
 
     def reset_lanes(self, lanes: ArrayLike, texts: ArrayLike) -> NDArray[np.float32]:
         """Start texts in these lanes; returns their first observations, float32 (n, f).
@@ -151,7 +195,17 @@ class ReplayEngine:
             raise InputError(
                 f"texts: {short} is no episode: {int(self.tables.limit[short])} tokens, at least 2 are needed"
             )
-        self.state.start(lane, text, self.tables.final_surprise[self.tables.start[text]])
+        self._text[lane] = text
+        self._position[lane] = self._opening[lane] = 1  # token 0 came from prefill
+        self._index[lane] = 0
+        self._phase[lane] = int(Phase.SELECT)
+        self._drafted[lane] = self._right[lane] = 0
+        self._branch[lane] = -1
+        self._chain[lane] = self._held[lane] = 0.0
+        for counter in self._counters.values():
+            counter[lane] = 0
+        self._sums[lane, 0] = 0.0
+        self._sums[lane, 1] = self.tables.final_surprise[self.tables.start[text]]
         return self._open(lane)
 
     def resume_lanes(self, lanes: ArrayLike) -> NDArray[np.float32]:
@@ -164,23 +218,23 @@ class ReplayEngine:
             RuntimeError: a lane that is not `resumable`.
         """
         lane = indices("lanes", lanes, self.lanes)
-        if not self.state.resumable[lane].all():
-            idle = int(lane[~self.state.resumable[lane]][0])
+        if not self._resumable[lane].all():
+            idle = int(lane[~self._resumable[lane]][0])
             raise RuntimeError(f"lane {idle} has no text to go on with; start one with reset_lanes")
         return self._open(lane)
 
     def resumable(self, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these lanes ended an episode, but not yet its text: bool (n,)."""
-        return self.state.resumable[lanes]
+        return self._resumable[lanes]
 
     def abandon(self, lanes: NDArray[np.int64]) -> None:
         """Give up the texts of these lanes: none can be stepped or resumed any more."""
-        self.state.active[lanes] = self.state.resumable[lanes] = False
+        self._active[lanes] = self._resumable[lanes] = False
 
     def _open(self, lane: NDArray[np.int64]) -> NDArray[np.float32]:
         """Run the newest token to the first depth: where every episode starts."""
-        self.state.active[lane] = True
-        self.state.resumable[lane] = False
+        self._active[lane] = True
+        self._resumable[lane] = False
         self._count(lane, "layer_passes", self.tables.depth[0])
         self._count(lane, "sequential_layers", self.tables.depth[0])
         self._count(lane, "head_calls", 1)
@@ -210,19 +264,19 @@ class ReplayEngine:
             raise InputError(
                 f"actions: {actions!r} is not one action out of 0 and 1 for each of {len(lane)} lanes"
             )
-        if not self.state.active[lane].all():
-            idle = int(lane[~self.state.active[lane]][0])
+        if not self._active[lane].all():
+            idle = int(lane[~self._active[lane]][0])
             raise RuntimeError(f"lane {idle} has no text in progress; reset it first")
-        text, position, opening = self.state.text[lane], self.state.position[lane], self.state.opening[lane]
-        index, phase = self.state.index[lane], self.state.phase[lane]
+        text, position, opening = self._text[lane], self._position[lane], self._opening[lane]
+        index, phase = self._index[lane], self._phase[lane]
         depth = tables.depth[index]
-        branch = self.state.branch[lane]
+        branch = self._branch[lane]
         entry = self._entry(lane)
 
         # What happens.
         proposed = action == Action.EXIT
         select = phase == Phase.SELECT
-        drafted = self.state.drafted[lane] + proposed
+        drafted = self._drafted[lane] + proposed
         right = proposed & tables.match[entry]
         deeper = select & ~proposed & (index < len(self.depths) - 1)
         plain = select & ~proposed & ~deeper  # `continue` at the last depth: the last layer decides
@@ -239,7 +293,7 @@ class ReplayEngine:
                 verified |= proposed & ~right
             ended = verified | plain
             final = ended & ~(unfed & right)
-        so_far = self.state.right[lane] + right
+        so_far = self._right[lane] + right
         accepted = np.where(ended, so_far, 0)
         emitted = ended.astype(np.int64) if self.episode == "token" else accepted + final
         after = np.where(ended, opening + emitted, position + proposed)
@@ -263,25 +317,25 @@ class ReplayEngine:
         # The surprises of the hypothesis: the proposal's, then the last layer's own token, which is
         # all that stays of a walk.
         surprise = tables.surprise[entry]
-        self.state.sums[lane, (position + 1) & self.state.wrap] = self.state.sums[lane, position & self.state.wrap] + surprise
+        self._sums[lane, (position + 1) & self._wrap] = self._sums[lane, position & self._wrap] + surprise
         own = np.flatnonzero(ended if self.episode == "token" else final)
         at = after[own] - 1
         final_surprise = tables.final_surprise[tables.start[text[own]] + at]
-        before = self.state.sums[lane[own], at & self.state.wrap]
-        self.state.sums[lane[own], (at + 1) & self.state.wrap] = before + final_surprise
+        before = self._sums[lane[own], at & self._wrap]
+        self._sums[lane[own], (at + 1) & self._wrap] = before + final_surprise
 
-        self.state.position[lane] = after
-        self.state.opening[lane] = np.where(ended, after, opening)
-        self.state.index[lane] = np.where(ended, 0, index + deeper)
-        self.state.phase[lane] = np.where(ended, int(Phase.SELECT), np.where(proposed, int(Phase.DRAFT), phase))
-        self.state.drafted[lane] = np.where(ended, 0, drafted)
-        self.state.right[lane] = np.where(ended, 0, so_far)
+        self._position[lane] = after
+        self._opening[lane] = np.where(ended, after, opening)
+        self._index[lane] = np.where(ended, 0, index + deeper)
+        self._phase[lane] = np.where(ended, int(Phase.SELECT), np.where(proposed, int(Phase.DRAFT), phase))
+        self._drafted[lane] = np.where(ended, 0, drafted)
+        self._right[lane] = np.where(ended, 0, so_far)
         if self.traces.overrun:
             behind = np.where(branch < 0, tables.branch[np.where(branch < 0, entry, 0)], branch + 1)
-            self.state.branch[lane] = np.where(ended, -1, np.where(proposed & ~right, behind, branch))
-        self.state.chain[lane] = np.where(ended, 0.0, self.state.chain[lane] + np.where(proposed, surprise, 0.0))
-        self.state.active[lane] = ~terminated
-        self.state.resumable[lane] = terminated & ~complete
+            self._branch[lane] = np.where(ended, -1, np.where(proposed & ~right, behind, branch))
+        self._chain[lane] = np.where(ended, 0.0, self._chain[lane] + np.where(proposed, surprise, 0.0))
+        self._active[lane] = ~terminated
+        self._resumable[lane] = terminated & ~complete
 
         outcome = StepOutcome(
             num_layers=self.num_layers,
@@ -306,40 +360,40 @@ class ReplayEngine:
     def view(self, lanes: NDArray[np.int64], observation: NDArray[np.float32]) -> View:
         """What a controller is shown of these lanes, int64 (n,), with their observations."""
         return View(
-            phase=self.state.phase[lanes],
-            depth_index=self.state.index[lanes],
-            draft_length=self.state.drafted[lanes],
+            phase=self._phase[lanes],
+            depth_index=self._index[lanes],
+            draft_length=self._drafted[lanes],
             observation=observation,
             lanes=lanes,
-            text=self.state.text[lanes],
-            decision=self.state.counters["decisions"][lanes],
+            text=self._text[lanes],
+            decision=self._counters["decisions"][lanes],
         )
 
     def counters(self, lanes: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.int64]]:
         """Copies of the counters of these lanes, all if not given: `COUNTERS` to int64 (n,)."""
         chosen = self._lane if lanes is None else lanes
-        return {name: counter[chosen] for name, counter in self.state.counters.items()}
+        return {name: counter[chosen] for name, counter in self._counters.items()}
 
     def _entry(self, lane: NDArray[np.int64]) -> NDArray[np.int64]:
         """Entry of `Tables` for what these lanes are shown, int64 (n,)."""
-        row = self.tables.start[self.state.text[lane]] + self.state.position[lane]
-        branch = self.state.branch[lane]
-        return np.where(branch < 0, row * len(self.depths) + self.state.index[lane], branch)
+        row = self.tables.start[self._text[lane]] + self._position[lane]
+        branch = self._branch[lane]
+        return np.where(branch < 0, row * len(self.depths) + self._index[lane], branch)
 
     def _observe(self, lane: NDArray[np.int64]) -> NDArray[np.float32]:
         """Observations float32 (n, f) of these lanes; zeros where no text is in progress."""
         rows = np.zeros((len(lane), len(self.names)), dtype=np.float32)
         if not self.names:
             return rows
-        active = self.state.active[lane]
-        phase, index, position = self.state.phase[lane], self.state.index[lane], self.state.position[lane]
+        active = self._active[lane]
+        phase, index, position = self._phase[lane], self._index[lane], self._position[lane]
         if self.tables.names:
             rows[:, self._recorded_columns] = self.tables.features[np.where(active, self._entry(lane), 0)]
         if self._stable_column is not None:
             rows[phase == Phase.DRAFT, self._stable_column] = 0.0
         if self._running_names:
-            oldest = np.maximum(position - self.state.reach, 0)
-            window_sum = self.state.sums[lane, position & self.state.wrap] - self.state.sums[lane, oldest & self.state.wrap]
+            oldest = np.maximum(position - self._reach, 0)
+            window_sum = self._sums[lane, position & self._wrap] - self._sums[lane, oldest & self._wrap]
             rows[:, self._running_columns] = observation_rows(
                 self._running_names,
                 len(lane),
@@ -347,10 +401,10 @@ class ReplayEngine:
                 depth=self.tables.depth[index],
                 num_layers=self.num_layers,
                 phase=phase,
-                draft_length=self.state.drafted[lane],
+                draft_length=self._drafted[lane],
                 max_draft=self.max_draft,
-                acceptance=acceptance(self.state.counters["accepted"][lane], self.state.counters["drafted"][lane]),
-                chain=self.state.chain[lane],
+                acceptance=acceptance(self._counters["accepted"][lane], self._counters["drafted"][lane]),
+                chain=self._chain[lane],
             )
         rows[~active] = 0.0
         return rows
@@ -363,9 +417,9 @@ class ReplayEngine:
         if self.credit == "immediate":
             return reward
         waits = outcome.proposed & ~outcome.ended
-        held = self.state.held[lane]
-        self.state.held[lane] = np.where(outcome.ended, 0.0, held + np.where(waits, reward, 0.0))
+        held = self._held[lane]
+        self._held[lane] = np.where(outcome.ended, 0.0, held + np.where(waits, reward, 0.0))
         return np.where(waits, 0.0, reward) + np.where(outcome.ended, held, 0.0)
 
     def _count(self, lane: NDArray[np.int64], name: str, amount: Any) -> None:
-        self.state.counters[name][lane] += amount
+        self._counters[name][lane] += amount
