@@ -119,6 +119,7 @@ def test_own_text_is_written_on_where_it_stopped(library: Path, tmp_path: Path) 
 
 def test_own_text_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model("stdlib-20m")
+    monkeypatch.setattr(own_text.corpus, "split_library", lambda: (["x = 1\n"], []))
     monkeypatch.setattr(own_text, "own_windows", lambda *_: torch.tensor([[9] * 128 + [1] * 100 + [2] * 29]))
     counts = own_text.count_own_tokens(model, 100, tmp_path)
     assert counts.shape == (4096,)
