@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=True, help="The models that are known by name.")
 traces_app = typer.Typer(no_args_is_help=True, help="Recorded traces.")
+bench_app = typer.Typer(no_args_is_help=True, help="How fast parts of the package are here.")
+app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
 app.add_typer(traces_app, name="traces")
 
@@ -453,6 +455,42 @@ def traces_info(path: Annotated[str, typer.Argument(help="A trace set's name or 
         agreement, entropy = traces.match[:, column].mean(), traces.entropy[:, column].mean()
         table.add_row(str(depth), f"{agreement:.1%}", f"{entropy:.2f}")
     console.print(table)
+
+
+@bench_app.command("env")
+def bench_env(
+    lanes: Annotated[int, typer.Option(min=1, help="Lanes of the vector environments.")] = 4096,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that share our lanes.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that everything is measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Least time of each measurement.")] = 1.0,
+    traces: Annotated[str, typer.Option(help="A trace set's name or its folder.")] = "stdlib-20m",
+    json: Annotated[Path | None, typer.Option(help="JSON file for every measurement.")] = None,
+) -> None:
+    """Count decisions a second of the replayed environment, beside gymnasium's CartPole."""
+    from sde_gym.evaluation.bench_env import bench_env
+
+    with progress_bars() as advance:
+        found = bench_env(
+            traces,
+            lanes=lanes,
+            threads=threads,
+            repeats=repeats,
+            seconds=seconds,
+            progress=lambda done, total, name: advance("measure", done, total, name),
+        )
+    console = Console(highlight=False)
+    table = Table("environment", "together", "decisions/s", "spread")
+    for row in found.rows:
+        table.add_row(row.name, str(row.envs), f"{row.mean:,.0f}", f"{row.spread:,.0f}")
+    console.print(table)
+    console.print(
+        f"memory: {found.bytes_a_lane:,.0f} bytes a lane ({found.peak_bytes_a_lane:,.0f} at the peak), "
+        f"{found.bytes_shared:,} shared by all lanes besides the traces",
+        soft_wrap=True,
+    )
+    if json is not None:
+        found.save(json)
+        console.print(f"{json}: every measurement", soft_wrap=True)
 
 
 def _use_threads(threads: int | None) -> None:

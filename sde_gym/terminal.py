@@ -34,6 +34,7 @@ _EXTRAS = {
     "gguf": "smollm2",
     "h5py": "offline",
     "minari": "offline",
+    "numba": "fast",
     "stable_baselines3": "online",
 }
 

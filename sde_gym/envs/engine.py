@@ -3,7 +3,8 @@
 Greedy lossless decoding emits the same text whatever the controller does, so the outcome of every
 action follows from what was recorded along that text. `ReplayEngine` holds n lanes, each with a
 text in some state, and steps them together in numpy; there is no Python loop over lanes. The
-gymnasium environment is a face of one lane.
+gymnasium environment is a face of one lane. `advance` does the same faster (`sde_gym.envs.scalar` for
+one lane, `sde_gym.envs.kernel` for many), `step` is the reference and tells all that happened.
 
 Behind a wrong proposal a policy sees what was recorded there (overrun), until something ends the
 round. Where a set was recorded without, the round is verified as soon as a proposal is wrong, within
@@ -20,14 +21,19 @@ walks and say nothing about speed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sde_gym.envs.accelerate import Kernel, resolve_accelerator
 from sde_gym.envs.arguments import candidate_depths, choice, indices, token_budget, whole_number
-from sde_gym.envs.rewards import Reward, StepOutcome, resolve_reward
+from sde_gym.envs.rewards import Reward, StepOutcome, checked_reward, resolve_reward
+from sde_gym.envs.scalar import OneLane
+from sde_gym.envs.state import COUNTERS as COUNTERS
+from sde_gym.envs.state import ROUND, TOLD, LaneState
 from sde_gym.envs.tables import Tables
 from sde_gym.envs.timing import StepCosts
 from sde_gym.errors import InputError
@@ -44,25 +50,6 @@ from sde_gym.policies.observation import (
 )
 from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet
-
-COUNTERS = (
-    "layer_passes",
-    "sequential_layers",
-    "head_calls",
-    "decisions",
-    "drafted",
-    "accepted",
-    "rounds",
-    "tokens",
-)
-"""Counted for each text since prefill, whose own costs and token do not count.
-
-`layer_passes` are layers times tokens; `sequential_layers` counts a layer once however many tokens
-pass it together; `head_calls` counts a head once however many tokens it scores, the last layer's
-at each end of a round included. Work behind the observation just returned is already counted.
-With episode "token" a walk counts as a round that emits one token, whoever it comes from, and
-verification, which there is none of, costs nothing.
-"""
 
 CREDITS = ("immediate", "round")
 """When a proposal is paid: in the step that made it, or in the step that ends its round."""
@@ -100,6 +87,14 @@ class ReplayEngine:
             features to the decision; where not given, everywhere if the observation has such
             features and else nowhere. A proposal's head is always charged.
         lanes: number of lanes.
+        accelerator: what `advance` and `begin` do the work with, always with the same results: "numpy",
+            "python" (one lane only), "numba" (built-in rewards only), or "auto", which is "python" for
+            one lane, "numba" for many where it is installed, else "numpy".
+        threads: with "numba", that share the lanes, at least 1.
+
+    Attributes:
+        accelerator: "numpy", "python" or "numba".
+        tables: what they look up, shared by all lanes.
 
     Raises:
         InputError: an argument out of range; the message names it.
@@ -123,6 +118,8 @@ class ReplayEngine:
         cost: str | Path | CostModel = "unit",
         reads: ArrayLike | None = None,
         lanes: int = 1,
+        accelerator: str = "auto",
+        threads: int = 1,
     ) -> None:
         self.traces = traces
         self.num_layers = traces.num_layers
@@ -141,40 +138,18 @@ class ReplayEngine:
         self.step_costs = StepCosts(self.cost, self.depths, self.max_draft, reads)
         self.reward = resolve_reward(reward, self.step_costs, final_token_reward, rho)
         self.lanes = whole_number("lanes", lanes, 1)
+        self.accelerator = resolve_accelerator(accelerator, self.lanes, self.reward)
+        self.threads = whole_number("threads", threads, 1)
         self.tables = Tables(traces, self.depths, self.names, self.k, self.max_new_tokens)
         running = tuple(name for name in self.names if name not in self.tables.names)
         self._running_names = running
         self._running_columns = [self.names.index(name) for name in running]
         self._recorded_columns = [self.names.index(name) for name in self.tables.names]
         self._stable_column = self.names.index("stable") if "stable" in self.names else None
-        self._allocate()
-
-    def _allocate(self) -> None:
-        """State of all lanes."""
-        n = self.lanes
-        self._lane = np.arange(n, dtype=np.int64)
-        self._active = np.zeros(n, dtype=bool)
-        self._resumable = np.zeros(n, dtype=bool)  # the episode is over, its text is not
-        self._text = np.zeros(n, dtype=np.int64)
-        self._position = np.ones(n, dtype=np.int64)
-        self._opening = np.ones(n, dtype=np.int64)
-        self._index = np.zeros(n, dtype=np.int64)
-        self._phase = np.zeros(n, dtype=np.int64)
-        self._drafted = np.zeros(n, dtype=np.int64)
-        self._right = np.zeros(n, dtype=np.int64)  # proposals of the round before its first wrong one
-        self._branch = np.full(n, -1, dtype=np.int64)  # entry behind a wrong proposal, else -1
-        self._chain = np.zeros(n, dtype=np.float64)
-        self._held = np.zeros(n, dtype=np.float64)  # rewards that credit="round" still owes
-        self._counters = {name: np.zeros(n, dtype=np.int64) for name in COUNTERS}
-        # Entry x modulo the size is the sum of the surprises of the hypothesis' first x tokens, so
-        # a window's mean is one difference and a rollback is nothing but overwriting. The size
-        # covers a window behind the opening of a round and the longest draft after it, and needs
-        # to cover no more than the longest text that its budget allows.
-        longest = int(self.tables.budget.max(initial=0))
-        self._reach = min(self.window, longest + 1)
-        size = 1 << (min(self.window + self.max_draft, longest) + 2).bit_length()
-        self._sums = np.zeros((n, size), dtype=np.float64)
-        self._wrap = size - 1
+        self._state = LaneState(
+            self.lanes, self.window, self.max_draft, int(self.tables.budget.max(initial=0))
+        )
+        self._lane = np.arange(self.lanes, dtype=np.int64)
 
     def reset_lanes(self, lanes: ArrayLike, texts: ArrayLike) -> NDArray[np.float32]:
         """Start texts in these lanes; returns their first observations, float32 (n, f).
@@ -195,17 +170,7 @@ class ReplayEngine:
             raise InputError(
                 f"texts: {short} is no episode: {int(self.tables.limit[short])} tokens, at least 2 are needed"
             )
-        self._text[lane] = text
-        self._position[lane] = self._opening[lane] = 1  # token 0 came from prefill
-        self._index[lane] = 0
-        self._phase[lane] = int(Phase.SELECT)
-        self._drafted[lane] = self._right[lane] = 0
-        self._branch[lane] = -1
-        self._chain[lane] = self._held[lane] = 0.0
-        for counter in self._counters.values():
-            counter[lane] = 0
-        self._sums[lane, 0] = 0.0
-        self._sums[lane, 1] = self.tables.final_surprise[self.tables.start[text]]
+        self.state.start(lane, text, self.tables.final_surprise[self.tables.start[text]])
         return self._open(lane)
 
     def resume_lanes(self, lanes: ArrayLike) -> NDArray[np.float32]:
@@ -218,23 +183,48 @@ class ReplayEngine:
             RuntimeError: a lane that is not `resumable`.
         """
         lane = indices("lanes", lanes, self.lanes)
-        if not self._resumable[lane].all():
-            idle = int(lane[~self._resumable[lane]][0])
+        if not self.state.resumable[lane].all():
+            idle = int(lane[~self.state.resumable[lane]][0])
             raise RuntimeError(f"lane {idle} has no text to go on with; start one with reset_lanes")
         return self._open(lane)
 
     def resumable(self, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these lanes ended an episode, but not yet its text: bool (n,)."""
-        return self._resumable[lanes]
+        return self.state.resumable[lanes]
 
     def abandon(self, lanes: NDArray[np.int64]) -> None:
         """Give up the texts of these lanes: none can be stepped or resumed any more."""
-        self._active[lanes] = self._resumable[lanes] = False
+        self.state.active[lanes] = self.state.resumable[lanes] = False
+
+    def begin(self, lanes: NDArray[np.int64], texts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """`reset_lanes` where a text is given, `resume_lanes` where it is negative, by the accelerator.
+
+        Args:
+            lanes: int64 (n,), distinct lanes.
+            texts: int64 (n,).
+
+        Returns:
+            observations, float32 (n, f).
+
+        Raises:
+            InputError: a text that is out of range or too short.
+            RuntimeError: a lane that has no text to go on with.
+        """
+        resumed = texts < 0
+        unfit = texts.max(initial=-1) >= len(self.traces) or not self.tables.playable[texts[~resumed]].all()
+        if unfit or self.accelerator == "numpy" or not self.state.resumable[lanes[resumed]].all():
+            observation = np.empty((len(lanes), len(self.names)), dtype=np.float32)
+            observation[~resumed] = self.reset_lanes(lanes[~resumed], texts[~resumed])
+            observation[resumed] = self.resume_lanes(lanes[resumed])
+            return observation
+        if self.accelerator == "python":
+            return self.one.open()[None] if resumed.any() else self.reset_lanes(lanes, texts)
+        return self.kernel.begin(lanes, texts)
 
     def _open(self, lane: NDArray[np.int64]) -> NDArray[np.float32]:
         """Run the newest token to the first depth: where every episode starts."""
-        self._active[lane] = True
-        self._resumable[lane] = False
+        self.state.active[lane] = True
+        self.state.resumable[lane] = False
         self._count(lane, "layer_passes", self.tables.depth[0])
         self._count(lane, "sequential_layers", self.tables.depth[0])
         self._count(lane, "head_calls", 1)
@@ -258,25 +248,25 @@ class ReplayEngine:
             RuntimeError: a lane without a text in progress.
         """
         lane = self._lane if lanes is None else lanes
-        tables = self.tables
+        tables, state = self.tables, self.state
         action = np.asarray(actions)
         if action.shape != lane.shape or not ((action == Action.CONTINUE) | (action == Action.EXIT)).all():
             raise InputError(
                 f"actions: {actions!r} is not one action out of 0 and 1 for each of {len(lane)} lanes"
             )
-        if not self._active[lane].all():
-            idle = int(lane[~self._active[lane]][0])
+        if not state.active[lane].all():
+            idle = int(lane[~state.active[lane]][0])
             raise RuntimeError(f"lane {idle} has no text in progress; reset it first")
-        text, position, opening = self._text[lane], self._position[lane], self._opening[lane]
-        index, phase = self._index[lane], self._phase[lane]
+        text, position, opening = state.text[lane], state.position[lane], state.opening[lane]
+        index, phase = state.index[lane], state.phase[lane]
         depth = tables.depth[index]
-        branch = self._branch[lane]
+        branch = state.branch[lane]
         entry = self._entry(lane)
 
         # What happens.
         proposed = action == Action.EXIT
         select = phase == Phase.SELECT
-        drafted = self._drafted[lane] + proposed
+        drafted = state.drafted[lane] + proposed
         right = proposed & tables.match[entry]
         deeper = select & ~proposed & (index < len(self.depths) - 1)
         plain = select & ~proposed & ~deeper  # `continue` at the last depth: the last layer decides
@@ -293,7 +283,7 @@ class ReplayEngine:
                 verified |= proposed & ~right
             ended = verified | plain
             final = ended & ~(unfed & right)
-        so_far = self._right[lane] + right
+        so_far = state.right[lane] + right
         accepted = np.where(ended, so_far, 0)
         emitted = ended.astype(np.int64) if self.episode == "token" else accepted + final
         after = np.where(ended, opening + emitted, position + proposed)
@@ -317,25 +307,25 @@ class ReplayEngine:
         # The surprises of the hypothesis: the proposal's, then the last layer's own token, which is
         # all that stays of a walk.
         surprise = tables.surprise[entry]
-        self._sums[lane, (position + 1) & self._wrap] = self._sums[lane, position & self._wrap] + surprise
+        state.sums[lane, (position + 1) & state.wrap] = state.sums[lane, position & state.wrap] + surprise
         own = np.flatnonzero(ended if self.episode == "token" else final)
         at = after[own] - 1
         final_surprise = tables.final_surprise[tables.start[text[own]] + at]
-        before = self._sums[lane[own], at & self._wrap]
-        self._sums[lane[own], (at + 1) & self._wrap] = before + final_surprise
+        before = state.sums[lane[own], at & state.wrap]
+        state.sums[lane[own], (at + 1) & state.wrap] = before + final_surprise
 
-        self._position[lane] = after
-        self._opening[lane] = np.where(ended, after, opening)
-        self._index[lane] = np.where(ended, 0, index + deeper)
-        self._phase[lane] = np.where(ended, int(Phase.SELECT), np.where(proposed, int(Phase.DRAFT), phase))
-        self._drafted[lane] = np.where(ended, 0, drafted)
-        self._right[lane] = np.where(ended, 0, so_far)
+        state.position[lane] = after
+        state.opening[lane] = np.where(ended, after, opening)
+        state.index[lane] = np.where(ended, 0, index + deeper)
+        state.phase[lane] = np.where(ended, int(Phase.SELECT), np.where(proposed, int(Phase.DRAFT), phase))
+        state.drafted[lane] = np.where(ended, 0, drafted)
+        state.right[lane] = np.where(ended, 0, so_far)
         if self.traces.overrun:
             behind = np.where(branch < 0, tables.branch[np.where(branch < 0, entry, 0)], branch + 1)
-            self._branch[lane] = np.where(ended, -1, np.where(proposed & ~right, behind, branch))
-        self._chain[lane] = np.where(ended, 0.0, self._chain[lane] + np.where(proposed, surprise, 0.0))
-        self._active[lane] = ~terminated
-        self._resumable[lane] = terminated & ~complete
+            state.branch[lane] = np.where(ended, -1, np.where(proposed & ~right, behind, branch))
+        state.chain[lane] = np.where(ended, 0.0, state.chain[lane] + np.where(proposed, surprise, 0.0))
+        state.active[lane] = ~terminated
+        state.resumable[lane] = terminated & ~complete
 
         outcome = StepOutcome(
             num_layers=self.num_layers,
@@ -357,43 +347,112 @@ class ReplayEngine:
         )
         return self._observe(lane), self._pay(lane, outcome), terminated, outcome
 
+    def advance(
+        self, actions: ArrayLike, skip: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_]]:
+        """`step` in all lanes but those to skip, by the accelerator; what happened is not told.
+
+        Args:
+            actions: int (n,), `Action`, anything where a lane is skipped.
+            skip: bool (n,); none if not given.
+
+        Returns:
+            observation float32 (n, f), reward float64 (n,) and terminated bool (n,); zeros where a lane
+            was skipped.
+
+        Raises:
+            InputError, RuntimeError: as `step`; nothing was done then.
+        """
+        action = np.asarray(actions)
+        if self.accelerator == "numba" and action.shape == self._lane.shape and action.dtype.kind in "iu":
+            chosen = np.ascontiguousarray(action, dtype=np.int64)
+            left_out = np.zeros(self.lanes, dtype=bool) if skip is None else skip
+            if self.kernel.first_wrong(chosen, left_out) < 0:
+                return self.kernel.step(chosen, left_out)
+        if self.accelerator == "python" and action.shape == (1,) and skip is None:
+            row, paid, over = self.one.step(action[0])
+            return row[None], np.array([paid]), np.array([over])
+        if skip is None:
+            return self.step(action)[:3]
+        lanes = np.flatnonzero(~skip)
+        observation = np.zeros((self.lanes, len(self.names)), dtype=np.float32)
+        reward, terminated = np.zeros(self.lanes), np.zeros(self.lanes, dtype=bool)
+        if lanes.size:
+            stepped = self.step(action[lanes], lanes)
+            observation[lanes], reward[lanes], terminated[lanes] = stepped[:3]
+        return observation, reward, terminated
+
+    @property
+    def state(self) -> LaneState:
+        """Where the lanes stand; look it up anew after each step."""
+        one = vars(self).get("one")
+        if one is not None:
+            one.store()
+        return self._state
+
+    @cached_property
+    def one(self) -> OneLane:
+        """Steps the only lane, with accelerator "python"."""
+        return OneLane(self)
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """Steps all lanes, with accelerator "numba"."""
+        return Kernel(self, self.threads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs; `one` and `kernel`, which look into the arrays, are made anew."""
+        one = vars(self).get("one")
+        if one is not None:
+            one.store()
+        return {name: value for name, value in vars(self).items() if name not in ("one", "kernel")}
+
     def view(self, lanes: NDArray[np.int64], observation: NDArray[np.float32]) -> View:
         """What a controller is shown of these lanes, int64 (n,), with their observations."""
         return View(
-            phase=self._phase[lanes],
-            depth_index=self._index[lanes],
-            draft_length=self._drafted[lanes],
+            phase=self.state.phase[lanes],
+            depth_index=self.state.index[lanes],
+            draft_length=self.state.drafted[lanes],
             observation=observation,
             lanes=lanes,
-            text=self._text[lanes],
-            decision=self._counters["decisions"][lanes],
+            text=self.state.text[lanes],
+            decision=self.state.counters["decisions"][lanes],
         )
+
+    def columns(self, lanes: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.int64]]:
+        """Copies of the state of these lanes, all if not given: `state.TOLD` to int64 (n,)."""
+        if lanes is None and self.accelerator == "numba":
+            return dict(zip(TOLD, self.kernel.told(), strict=True))
+        rows = self.state.rows[self._lane if lanes is None else lanes]
+        columns = dict(zip((*ROUND, *COUNTERS), rows.T, strict=True))
+        return {name: columns[name] for name in TOLD}
 
     def counters(self, lanes: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.int64]]:
         """Copies of the counters of these lanes, all if not given: `COUNTERS` to int64 (n,)."""
         chosen = self._lane if lanes is None else lanes
-        return {name: counter[chosen] for name, counter in self._counters.items()}
+        return {name: counter[chosen] for name, counter in self.state.counters.items()}
 
     def _entry(self, lane: NDArray[np.int64]) -> NDArray[np.int64]:
         """Entry of `Tables` for what these lanes are shown, int64 (n,)."""
-        row = self.tables.start[self._text[lane]] + self._position[lane]
-        branch = self._branch[lane]
-        return np.where(branch < 0, row * len(self.depths) + self._index[lane], branch)
+        row = self.tables.start[self.state.text[lane]] + self.state.position[lane]
+        branch = self.state.branch[lane]
+        return np.where(branch < 0, row * len(self.depths) + self.state.index[lane], branch)
 
     def _observe(self, lane: NDArray[np.int64]) -> NDArray[np.float32]:
         """Observations float32 (n, f) of these lanes; zeros where no text is in progress."""
         rows = np.zeros((len(lane), len(self.names)), dtype=np.float32)
         if not self.names:
             return rows
-        active = self._active[lane]
-        phase, index, position = self._phase[lane], self._index[lane], self._position[lane]
+        state = self.state
+        active = state.active[lane]
+        phase, index, position = state.phase[lane], state.index[lane], state.position[lane]
         if self.tables.names:
             rows[:, self._recorded_columns] = self.tables.features[np.where(active, self._entry(lane), 0)]
         if self._stable_column is not None:
             rows[phase == Phase.DRAFT, self._stable_column] = 0.0
         if self._running_names:
-            oldest = np.maximum(position - self._reach, 0)
-            window_sum = self._sums[lane, position & self._wrap] - self._sums[lane, oldest & self._wrap]
+            oldest = np.maximum(position - state.reach, 0)
+            window_sum = state.sums[lane, position & state.wrap] - state.sums[lane, oldest & state.wrap]
             rows[:, self._running_columns] = observation_rows(
                 self._running_names,
                 len(lane),
@@ -401,25 +460,23 @@ class ReplayEngine:
                 depth=self.tables.depth[index],
                 num_layers=self.num_layers,
                 phase=phase,
-                draft_length=self._drafted[lane],
+                draft_length=state.drafted[lane],
                 max_draft=self.max_draft,
-                acceptance=acceptance(self._counters["accepted"][lane], self._counters["drafted"][lane]),
-                chain=self._chain[lane],
+                acceptance=acceptance(state.counters["accepted"][lane], state.counters["drafted"][lane]),
+                chain=state.chain[lane],
             )
         rows[~active] = 0.0
         return rows
 
     def _pay(self, lane: NDArray[np.int64], outcome: StepOutcome) -> NDArray[np.float64]:
         """The step's reward, float64 (n,); with credit "round", proposals are paid at its end."""
-        reward = np.asarray(self.reward(outcome), dtype=np.float64)
-        if reward.shape != lane.shape:
-            raise InputError(f"reward: {self.reward!r} returned shape {reward.shape}, expected {lane.shape}")
+        reward = checked_reward(self.reward, outcome)
         if self.credit == "immediate":
             return reward
         waits = outcome.proposed & ~outcome.ended
-        held = self._held[lane]
-        self._held[lane] = np.where(outcome.ended, 0.0, held + np.where(waits, reward, 0.0))
+        held = self.state.held[lane]
+        self.state.held[lane] = np.where(outcome.ended, 0.0, held + np.where(waits, reward, 0.0))
         return np.where(waits, 0.0, reward) + np.where(outcome.ended, held, 0.0)
 
     def _count(self, lane: NDArray[np.int64], name: str, amount: Any) -> None:
-        self._counters[name][lane] += amount
+        self._state.counters[name][lane] += amount

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sde_gym.envs.arguments import whole_number
 from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.order import TextOrder, chosen_text, text_option
+from sde_gym.envs.state import COUNTERS
 from sde_gym.errors import InputError
 from sde_gym.policies.observation import Action, bounds
 from sde_gym.traces import TraceSet, load_traces
@@ -69,6 +70,7 @@ class Lanes:
         )
         self._elapsed = np.zeros(lanes, dtype=np.int64)
         self._ids = np.array(trace_set.text_ids, dtype=object)
+        self._playing = np.repeat(self._ids[:1], lanes)  # id of each lane's text
         self.all = np.arange(lanes, dtype=np.int64)
         self.observation_space = gymnasium.spaces.Box(*bounds(self.engine.names), dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(len(Action))
@@ -123,46 +125,54 @@ class Lanes:
             lane: int64 (n,), distinct lanes.
             texts: int64 (n,), the text to start in each instead, or `NO_TEXT`.
         """
-        texts = np.full(len(lane), NO_TEXT) if texts is None else texts
-        resumed = (texts == NO_TEXT) & self.engine.resumable(lane)
-        started = ~resumed
-        drawn = (texts == NO_TEXT) & started
-        texts = texts.copy()
+        texts = np.full(len(lane), NO_TEXT) if texts is None else texts.copy()
+        drawn = (texts == NO_TEXT) & ~self.engine.resumable(lane)
         texts[drawn] = self._order.next(lane[drawn])
-        observation = np.empty((len(lane), len(self.engine.names)), dtype=np.float32)
-        observation[started] = self.engine.reset_lanes(lane[started], texts[started])
-        observation[resumed] = self.engine.resume_lanes(lane[resumed])
         self._elapsed[lane] = 0
+        observation = self.engine.begin(lane, texts)
+        fresh = texts != NO_TEXT
+        self._playing[lane[fresh]] = self._ids[texts[fresh]]
         return observation
 
     def step(
-        self, actions: NDArray[Any], lane: NDArray[np.int64]
+        self, actions: NDArray[Any], skip: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Take one action in each of these lanes: observation, reward, terminated and truncated.
+        """Take one action in each lane but those to skip: observation, reward, terminated and truncated.
+
+        Args:
+            actions: int (n,), `Action`.
+            skip: bool (n,), lanes that stay as they are, and of which zeros come back; none if not given.
 
         Raises:
             InputError: not one `Action` for each lane.
             RuntimeError: a lane without an episode in progress.
         """
-        observation, reward, terminated, _ = self.engine.step(actions, lane)
-        self._elapsed[lane] += 1
+        observation, reward, terminated = self.engine.advance(actions, skip)
         if self._limit is None:
             return observation, reward, terminated, np.zeros_like(terminated)
-        return observation, reward, terminated, self._elapsed[lane] >= self._limit
+        self._elapsed += 1 if skip is None else ~skip
+        truncated = self._elapsed >= self._limit
+        return observation, reward, terminated, truncated if skip is None else truncated & ~skip
 
-    def info(self, lane: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Counters and state of these lanes: arrays (n,) of int64, bool or str objects, by name."""
+    def info(self, lane: NDArray[np.int64] | None = None) -> dict[str, NDArray[Any]]:
+        """Counters and state of these lanes, all if not given: arrays (n,) of int64, bool or str objects."""
         engine = self.engine
-        view = engine.view(lane, np.zeros((len(lane), 0), dtype=np.float32))
+        columns = engine.columns(lane)
         return {
-            **engine.counters(lane),
-            "phase": view.phase,
-            "depth": engine.tables.depth[view.depth_index],
-            "draft_length": view.draft_length,
-            "text": view.text,
-            "text_id": self._ids[view.text],
-            "overrun": np.full(len(lane), engine.traces.overrun > 0),
+            **{name: columns[name] for name in COUNTERS},
+            "phase": columns["phase"],
+            "depth": engine.tables.depth.take(columns["index"]),
+            "draft_length": columns["proposals"],
+            "text": columns["text"],
+            "text_id": self._playing.copy() if lane is None else self._playing[lane],
+            "overrun": np.full(len(columns["text"]), engine.traces.overrun > 0),
         }
+
+    def info_alone(self) -> dict[str, Any]:
+        """The same of the only lane, as plain Python values."""
+        if self.engine.accelerator == "python":
+            return self.engine.one.info()
+        return {name: values.tolist()[0] for name, values in self.info().items()}
 
 
 def lane_seeds(seed: int | Sequence[int | None] | None, lanes: int) -> list[int | None]:

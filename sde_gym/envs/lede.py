@@ -112,6 +112,8 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         final_token_reward: of reward "lede", for the last layer's own tokens.
         rho: of reward "speed", the price in tokens of a unit of cost; that of plain decoding if not given.
         cost: cost model of reward "speed": "unit", or the path of a calibrated JSON file.
+        accelerator: what takes the steps, all with the same results: "auto" (the fastest), "numpy",
+            "python" (one text only) or "numba" (extra `fast`; rewards "lede" and "speed").
         render_mode: "ansi" (text with colours), "rgb_array" (a picture), "human" (the picture in a
             window, or the text printed where there is none) or None.
 
@@ -142,6 +144,7 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         final_token_reward: float = 1.0,
         rho: float | None = None,
         cost: str | Path | CostModel = "unit",
+        accelerator: str = "auto",
         render_mode: str | None = None,
     ) -> None:
         self.render_mode = check_render_mode(render_mode)
@@ -162,6 +165,7 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             final_token_reward=final_token_reward,
             rho=rho,
             cost=cost,
+            accelerator=accelerator,
         )
         self.observation_space = self._lanes.observation_space
         self.action_space = self._lanes.action_space
@@ -195,7 +199,7 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         super().reset(seed=lane_seed)
         lanes.seed([lane_seed], self.np_random)
         observation = lanes.begin(lanes.all, texts)
-        info = self._info()
+        info = lanes.info_alone()
         if self._renderer is not None:
             self._renderer.start(info)
         return observation[0], info
@@ -207,11 +211,17 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             InputError: not 0 or 1.
             RuntimeError: the episode is over, or none was started.
         """
-        observation, reward, terminated, _ = self._lanes.step(np.array([action]), self._lanes.all)
-        info = self._info()
+        engine = self._lanes.engine
+        if engine.accelerator == "python":
+            observation, reward, terminated = engine.one.step(action)
+            info = engine.one.info()
+        else:
+            rows, rewards, ends = engine.advance(np.array([action]))
+            observation, reward, terminated = rows[0], float(rewards[0]), bool(ends[0])
+            info = self._lanes.info_alone()
         if self._renderer is not None:
-            self._renderer.follow(info, float(reward[0]), bool(terminated[0]))
-        return observation[0], float(reward[0]), bool(terminated[0]), False, info
+            self._renderer.follow(info, reward, terminated)
+        return observation, reward, terminated, False, info
 
     def render(self) -> str | NDArray[np.uint8] | None:  # type: ignore[override]
         """What it looks like now, as `render_mode` says; a warning and None without a mode.
@@ -228,7 +238,3 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Close the window, if there is one."""
         if self._renderer is not None:
             self._renderer.close()
-
-    def _info(self) -> dict[str, Any]:
-        """Counters and state as plain Python values, the same keys and types in every step."""
-        return {name: values.tolist()[0] for name, values in self._lanes.info(self._lanes.all).items()}

@@ -162,6 +162,14 @@ def resolve_reward(
     raise InputError(f"reward: {reward!r} is none of {', '.join(REWARDS)}, 'module:function' or a callable")
 
 
+def checked_reward(reward: Reward, outcome: StepOutcome) -> NDArray[np.float64]:
+    """What a reward pays for this outcome, float64 (n,); InputError if it returns another shape."""
+    paid = np.asarray(reward(outcome), dtype=np.float64)
+    if paid.shape != outcome.action.shape:
+        raise InputError(f"reward: {reward!r} returned shape {paid.shape}, expected {outcome.action.shape}")
+    return paid
+
+
 def warn_if_raw(reward: str | Reward) -> None:
     """Warn of a callable given as such to an environment, on behalf of the environment's caller."""
     if callable(reward):

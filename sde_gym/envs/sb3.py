@@ -140,7 +140,7 @@ class _LEDEVecEnv(VecEnv):
         if self._actions is None:
             raise RuntimeError("no actions to take; call step_async first")
         lanes, (actions, self._actions) = self._lanes, (self._actions, None)
-        observation, reward, terminated, truncated = lanes.step(actions, lanes.all)
+        observation, reward, terminated, truncated = lanes.step(actions)
         self._return += reward
         self._length += 1
         ended = terminated | truncated

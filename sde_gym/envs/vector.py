@@ -46,6 +46,7 @@ class LEDEVectorEnv(gymnasium.vector.VectorEnv[Floats, NDArray[np.int64], NDArra
             member of that.
         render_mode: None; a single environment can be drawn.
         reward: as in `LEDEEnv`.
+        threads: that share the lanes, at least 1, where numba does the steps: with "auto" from 256 lanes on.
         **options: the other arguments of `LEDEEnv`.
 
     Raises:
@@ -63,6 +64,7 @@ class LEDEVectorEnv(gymnasium.vector.VectorEnv[Floats, NDArray[np.int64], NDArra
         autoreset_mode: Any = NEXT_STEP,
         render_mode: str | None = None,
         reward: str | Reward = "lede",
+        threads: int = 1,
         **options: Any,
     ) -> None:
         if render_mode is not None:
@@ -76,7 +78,12 @@ class LEDEVectorEnv(gymnasium.vector.VectorEnv[Floats, NDArray[np.int64], NDArra
             self.metadata = {**self.metadata, "autoreset_mode": mode}
         warn_if_raw(reward)
         self._lanes = Lanes(
-            traces, self.num_envs, max_episode_steps=max_episode_steps, reward=reward, **options
+            traces,
+            self.num_envs,
+            max_episode_steps=max_episode_steps,
+            reward=reward,
+            threads=threads,
+            **options,
         )
         self.single_observation_space = self._lanes.observation_space
         self.single_action_space = self._lanes.action_space
@@ -111,8 +118,7 @@ class LEDEVectorEnv(gymnasium.vector.VectorEnv[Floats, NDArray[np.int64], NDArra
         super().reset(seed=seeds[0])
         self._lanes.seed(seeds, self.np_random)
         self._done[:] = False
-        every = self._lanes.all
-        return self._lanes.begin(every, texts), self._infos(self._lanes.info(every))
+        return self._lanes.begin(self._lanes.all, texts), self._infos(self._lanes.info())
 
     def step(
         self, actions: NDArray[np.int64]
@@ -135,35 +141,28 @@ class LEDEVectorEnv(gymnasium.vector.VectorEnv[Floats, NDArray[np.int64], NDArra
         self, actions: NDArray[Any]
     ) -> tuple[Floats, NDArray[np.float64], Flags, Flags, dict[str, Any]]:
         """A step in which lanes that were done start again."""
-        lanes, every = self._lanes, self._lanes.all
-        if not self._done.any():
-            observation, reward, terminated, truncated = lanes.step(actions, every)
-        else:
-            going, done = np.flatnonzero(~self._done), np.flatnonzero(self._done)
-            observation = np.empty((self.num_envs, len(self.engine.names)), dtype=np.float32)
-            reward = np.zeros(self.num_envs)
-            terminated, truncated = np.zeros((2, self.num_envs), dtype=bool)
-            if going.size:
-                stepped = lanes.step(actions[going], going)
-                observation[going], reward[going], terminated[going], truncated[going] = stepped
+        lanes, done = self._lanes, np.flatnonzero(self._done)
+        skip = self._done if done.size else None
+        observation, reward, terminated, truncated = lanes.step(actions, skip)
+        if done.size:
             observation[done] = lanes.begin(done)
         self._done = terminated | truncated
-        return observation, reward, terminated, truncated, self._infos(lanes.info(every))
+        return observation, reward, terminated, truncated, self._infos(lanes.info())
 
     def _step_same(
         self, actions: NDArray[Any]
     ) -> tuple[Floats, NDArray[np.float64], Flags, Flags, dict[str, Any]]:
         """A step after which lanes that are done start again."""
-        lanes, every = self._lanes, self._lanes.all
-        observation, reward, terminated, truncated = lanes.step(actions, every)
+        lanes = self._lanes
+        observation, reward, terminated, truncated = lanes.step(actions)
         done = np.flatnonzero(terminated | truncated)
         if not done.size:
-            return observation, reward, terminated, truncated, self._infos(lanes.info(every))
+            return observation, reward, terminated, truncated, self._infos(lanes.info())
         final_observation, final_info = np.full(self.num_envs, None, dtype=object), lanes.info(done)
         final_observation[done] = list(observation[done])
         observation[done] = lanes.begin(done)
         where = terminated | truncated
-        infos = self._infos(lanes.info(every))
+        infos = self._infos(lanes.info())
         infos |= {"final_obs": final_observation, "_final_obs": where}
         infos |= {"final_info": self._infos(final_info, where), "_final_info": where.copy()}
         return observation, reward, terminated, truncated, infos
@@ -171,13 +170,14 @@ class LEDEVectorEnv(gymnasium.vector.VectorEnv[Floats, NDArray[np.int64], NDArra
     def _infos(self, info: dict[str, NDArray[Any]], where: Flags | None = None) -> dict[str, Any]:
         """Arrays over some lanes as gymnasium wants them: over all, each with its mask."""
         infos: dict[str, Any] = {}
+        mask = np.ones(self.num_envs, dtype=bool) if where is None else where.copy()
         for name, values in info.items():
             if where is not None:
                 blank = None if values.dtype == object else 0
                 some, values = values, np.full(self.num_envs, blank, dtype=values.dtype)
                 values[where] = some
             infos[name] = values
-            infos[f"_{name}"] = np.ones(self.num_envs, dtype=bool) if where is None else where.copy()
+            infos[f"_{name}"] = mask  # one for all: making as many takes longer than a step
         return infos
 
 

@@ -35,6 +35,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "final_token_reward": ([float("nan"), float("inf"), "1", None, [1.0]], "finite number"),
     "rho": ([1.0, float("nan"), "1"], "only means something for reward 'speed'"),
     "cost": ([3, None, "no-such-file.json", ["unit"]], "unit|file"),
+    "accelerator": (["cuda", None, 3, ["numpy"]], "auto, numpy, python, numba"),
     "render_mode": (["video", 3, ["ansi"]], "None"),
 }
 

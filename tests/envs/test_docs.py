@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import sde_gym  # noqa: F401, registers the environments
+from sde_gym.envs.accelerate import ACCELERATORS, MANY_LANES
 from sde_gym.envs.engine import CREDITS, EPISODES
 from sde_gym.envs.lede import LEDEEnv
 from sde_gym.envs.live import LEDELiveEnv
@@ -77,7 +78,7 @@ def test_docstrings_explain_every_argument_and_no_other(environment: type) -> No
 
 def test_the_values_of_arguments_are_named() -> None:
     rows = marked(PAGE, "arguments")
-    for value in (*ORDERS, *CREDITS, *EPISODES, "paper", "extended", *RENDER_MODES):
+    for value in (*ORDERS, *CREDITS, *EPISODES, "paper", "extended", *RENDER_MODES, *ACCELERATORS):
         assert f'"{value}"' in rows, value
 
 
@@ -93,6 +94,12 @@ def test_every_kind_of_episode_and_render_mode_stands() -> None:
     assert first_column(marked(PAGE, "render-modes")) == ["None", *RENDER_MODES]
     for environment in (LEDEEnv, LEDELiveEnv, LEDEWallClockEnv):
         assert tuple(environment.metadata["render_modes"]) == RENDER_MODES
+
+
+def test_every_accelerator_stands() -> None:
+    rows = marked(PAGE, "accelerators")
+    assert first_column(rows) == list(ACCELERATORS)
+    assert f"from {MANY_LANES} lanes on" in rows
 
 
 def test_every_key_of_info_is_explained(toy_traces: TraceSet) -> None:

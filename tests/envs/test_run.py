@@ -306,7 +306,7 @@ def test_a_huge_window_is_the_whole_text(toy_traces: TraceSet) -> None:
         np.testing.assert_array_equal(*rows)
         steps = [engine.step([1]) for engine in engines]
         rows, over = [step[0] for step in steps], bool(steps[0][2][0])
-    assert engines[1]._sums.nbytes < 1000
+    assert engines[1].state.sums.nbytes < 1000
 
 
 def test_rank_correlation() -> None:

@@ -131,7 +131,13 @@ def test_lanes_share_the_traces() -> None:
     assert many.traces is traces
 
     def size(env: LEDEVectorEnv) -> int:
-        holders = (vars(env._lanes), vars(env._lanes._order), vars(env.engine), env.engine._counters)
+        holders = (
+            vars(env._lanes),
+            vars(env._lanes._order),
+            vars(env.engine),
+            vars(env.engine.state),
+            env.engine.state.counters,
+        )
         return sum(v.nbytes for held in holders for v in held.values() if isinstance(v, np.ndarray))
 
     assert (size(many) - size(few)) / 999 < 1000
