@@ -140,7 +140,8 @@ class Kernel:
 
     def told(self) -> NDArray[np.int64]:
         """What `state.TOLD` names, of all lanes: int64 (12, n)."""
-        told = np.empty((len(TOLD), self._lanes), dtype=np.int64)
+        # A power of two between the columns would have them all compete for the same places of the cache.
+        told = np.empty((len(TOLD), self._lanes + 8), dtype=np.int64)[:, : self._lanes]
         self._functions.tell(self._state.rows, told)
         return told
 

@@ -125,7 +125,8 @@ def bench_env(
             if progress is not None:
                 progress(repeat * len(subjects) + number, repeats * len(subjects), name)
             rates[number].append(_rate(take, seconds))
-    (kept, peak), (kept_by_all, peak_of_all) = (_memory(recorded, count, threads) for count in (1, 1 + lanes))
+    way = "numpy" if lanes == 1 else LEDEVectorEnv(lanes, recorded).engine.accelerator
+    (kept, peak), (kept_by_all, peak_of_all) = (_memory(recorded, count, way) for count in (1, 1 + lanes))
     return EnvBenchmark(
         rows=tuple(
             Row(name, envs, tuple(found)) for (name, envs, _), found in zip(subjects, rates, strict=True)
@@ -200,12 +201,12 @@ def _rate(take: Take, seconds: float) -> float:
     return taken / passed
 
 
-def _memory(traces: TraceSet, lanes: int, threads: int) -> tuple[int, int]:
+def _memory(traces: TraceSet, lanes: int, accelerator: str) -> tuple[int, int]:
     """Bytes that an environment of so many lanes keeps, and most that it has in use while it plays."""
     gc.collect()
     tracemalloc.start()
     try:
-        env = LEDEVectorEnv(lanes, traces, threads=threads)
+        env = LEDEVectorEnv(lanes, traces, accelerator=accelerator)
         tracemalloc.reset_peak()
         env.reset(seed=0)
         _take_many(env, np.ones((4, lanes), dtype=np.int64))

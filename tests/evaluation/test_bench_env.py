@@ -34,15 +34,14 @@ def test_all_are_measured_as_often(found: EnvBenchmark) -> None:
 
 
 def test_memory_grows_with_the_traces_only_once() -> None:
-    """The tables are as large as the set; a lane has a byte for each text, in its order of them, at most."""
+    """The tables grow with the set; what a lane keeps hardly does (a byte a text, for their order)."""
     small, large = (
         bench_env(random_traces(0, texts, max_new_tokens=40), lanes=300, repeats=1, seconds=0.0)
         for texts in (20, 200)
     )
     assert large.bytes_shared > 5 * small.bytes_shared
-    assert large.bytes_a_lane - small.bytes_a_lane == pytest.approx(200 - 20, abs=60)
-    assert large.bytes_a_lane < 1000
-    assert large.peak_bytes_a_lane > large.bytes_a_lane
+    assert large.bytes_a_lane - small.bytes_a_lane < 0.01 * (large.bytes_shared - small.bytes_shared)
+    assert large.peak_bytes_a_lane > large.bytes_a_lane > 0
 
 
 def test_mean_and_spread() -> None:
