@@ -9,7 +9,7 @@ compiled code is kept on disk where numba finds a place for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -90,7 +90,7 @@ def _compiled(function: Function) -> Function:
         found = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder to keep compiled code in
         found = numba.njit(**options)(function)
-    return found
+    return cast(Function, found)
 
 
 @_compiled
