@@ -163,8 +163,18 @@ def resolve_reward(
 
 
 def checked_reward(reward: Reward, outcome: StepOutcome) -> NDArray[np.float64]:
-    """What a reward pays for this outcome, float64 (n,); InputError if it returns another shape."""
-    paid = np.asarray(reward(outcome), dtype=np.float64)
+    """What a reward pays for this outcome, float64 (n,).
+
+    Raises:
+        InputError: it does not take a `StepOutcome`, or returns anything but n numbers.
+    """
+    try:
+        paid = np.asarray(reward(outcome), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"reward: {reward!r} failed on a step ({type(error).__name__}: {error}); it has to take a "
+            "StepOutcome of n steps and to return n numbers"
+        ) from error
     if paid.shape != outcome.action.shape:
         raise InputError(f"reward: {reward!r} returned shape {paid.shape}, expected {outcome.action.shape}")
     return paid

@@ -25,7 +25,7 @@ OVERRUN_ARRAYS = ("overrun_proposal", "overrun_logprobs", "overrun_entropy")
 TEXT_LISTS = ("text_ids", "tasks", "ends", "prompt_tokens", "prompt_lengths", "prompts", "sources")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TraceSet:
     """Recorded texts in memory, flat over all P positions of all N texts; arrays are read-only.
 
@@ -84,6 +84,13 @@ class TraceSet:
     prompt_lengths: list[int]
     prompts: list[str | None]
     sources: list[str]
+
+    def __repr__(self) -> str:
+        """What it is and how large, in a line."""
+        return (
+            f"TraceSet({self.manifest.get('model')!r}, {len(self)} texts, {len(self.token)} positions, "
+            f"depths {list(self.depths)} of {self.num_layers}, overrun {self.overrun})"
+        )
 
     def __len__(self) -> int:
         """N, the number of texts."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.rewards import LEDEReward, SpeedReward, StepOutcome, resolve_reward
 from sde_gym.envs.timing import StepCosts
+from sde_gym.errors import InputError
 from sde_gym.models.cost import unit_cost
+from sde_gym.traces import TraceSet
 from tests.costs import uneven_cost
 
 
@@ -75,3 +80,11 @@ def test_defaults() -> None:
     measured = resolve_reward("speed", StepCosts(uneven_cost(10), (4, 8), 12))
     assert isinstance(measured, SpeedReward)
     assert measured.rho == 1 / 11
+
+
+@pytest.mark.parametrize("reward", ["math:sqrt", "os:getcwd", lambda outcome: "much"])
+def test_a_reward_that_cannot_be_paid_is_named(reward: Any, toy_traces: TraceSet) -> None:
+    engine = ReplayEngine(toy_traces, reward=reward)
+    engine.reset_lanes([0], [0])
+    with pytest.raises(InputError, match=r"reward: .* it has to take a StepOutcome"):
+        engine.step([1])

@@ -429,3 +429,9 @@ def test_a_prompt_kept_as_a_reference_is_stored_neither_as_text_nor_as_tokens(
     assert part.prompt_tokens[0] is None
     assert part.prompt_tokens[1] is not None
     assert part.prompt_lengths == [toy_traces.prompt_lengths[1], toy_traces.prompt_lengths[0]]
+
+
+def test_a_set_says_what_it_is_in_a_line(toy_traces: TraceSet) -> None:
+    assert repr(toy_traces) == (
+        f"TraceSet('toy', 6 texts, {len(toy_traces.token)} positions, depths [2, 3, 6] of 8, overrun 11)"
+    )
