@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sde_gym.envs.engine import ReplayEngine
-from sde_gym.envs.rewards import Reward, StepOutcome
+from sde_gym.envs.rewards import Reward, StepOutcome, checked_reward
 from sde_gym.envs.run import run_controller
 from sde_gym.policies.rules import StaticController
 from sde_gym.traces import TraceSet
@@ -124,7 +124,7 @@ class _Tally:
         self.totals = np.zeros(len(rewards))
 
     def __call__(self, outcome: StepOutcome) -> NDArray[np.float64]:
-        self.totals += [float(np.sum(reward(outcome))) for reward in self.rewards]
+        self.totals += [float(checked_reward(reward, outcome).sum()) for reward in self.rewards]
         return np.zeros(len(outcome.action))
 
 

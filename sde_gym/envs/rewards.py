@@ -170,6 +170,8 @@ def checked_reward(reward: Reward, outcome: StepOutcome) -> NDArray[np.float64]:
     """
     try:
         paid = np.asarray(reward(outcome), dtype=np.float64)
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:
         raise InputError(
             f"reward: {reward!r} failed on a step ({type(error).__name__}: {error}); it has to take a "
