@@ -1,7 +1,8 @@
 """The decision problem: a batched replay engine over recorded traces, and its faces."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sde_gym.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sde_gym.envs.engine import ReplayEngine
@@ -14,26 +15,6 @@ if TYPE_CHECKING:
     from sde_gym.envs.vector import LEDEVectorEnv
     from sde_gym.envs.wallclock import LEDEWallClockEnv
     from sde_gym.envs.wrappers import DepthOnly, LengthOnly
-
-#: Module of each name.
-_HOMES = {
-    "DepthOnly": "wrappers",
-    "LEDEEnv": "lede",
-    "LEDELiveEnv": "live",
-    "LEDEVectorEnv": "vector",
-    "LEDEWallClockEnv": "wallclock",
-    "LengthOnly": "wrappers",
-    "ReplayEngine": "engine",
-    "RunResult": "run",
-    "best_return": "hindsight",
-    "best_speedup": "hindsight",
-    "headroom": "hindsight",
-    "least_cost": "hindsight",
-    "ranking_table": "ranking",
-    "reward_ranking": "ranking",
-    "run_controller": "run",
-    "sb3_vec_env": "sb3",
-}
 
 __all__ = [
     "DepthOnly",
@@ -54,14 +35,24 @@ __all__ = [
     "sb3_vec_env",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for only then, so that `import sde_gym` stays quick."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    """What there is, imported or not."""
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "DepthOnly": "wrappers",
+        "LEDEEnv": "lede",
+        "LEDELiveEnv": "live",
+        "LEDEVectorEnv": "vector",
+        "LEDEWallClockEnv": "wallclock",
+        "LengthOnly": "wrappers",
+        "ReplayEngine": "engine",
+        "RunResult": "run",
+        "best_return": "hindsight",
+        "best_speedup": "hindsight",
+        "headroom": "hindsight",
+        "least_cost": "hindsight",
+        "ranking_table": "ranking",
+        "reward_ranking": "ranking",
+        "run_controller": "run",
+        "sb3_vec_env": "sb3",
+    },
+)

@@ -10,27 +10,34 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def model_arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Plain JSON: a folder with a random-weight model and its tokenizer, and a file of prompts."""
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random-weight model and its tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from sde_gym.models.corpus import END_OF_TEXT, train_tokenizer
 
-    folder = tmp_path_factory.mktemp("registered")
+    folder = tmp_path_factory.mktemp("registered") / "m"
     tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n"] * 4, 300)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT).save_pretrained(folder / "m")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT).save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=128, bos_token_id=0, eos_token_id=0,
         initializer_range=0.2,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "m")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_arguments(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Plain JSON: that model, and a file of prompts."""
+    folder = tmp_path_factory.mktemp("prompts")
     lines = [{"id": f"prompt {n}", "task": "code", "prompt": f"def f{n}(x):"} for n in range(4)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return {
-        "model": str(folder / "m"),
+        "model": str(model_folder),
         "prompts": str(folder / "prompts.jsonl"),
         "max_new_tokens": 10,
         "threads": 1,

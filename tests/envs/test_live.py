@@ -307,24 +307,9 @@ def test_the_side_text_follows_the_verified_one(endless: Bench, monkeypatch: pyt
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Arguments in plain JSON: a folder with a tiny model and its tokenizer, and a file of prompts."""
-    from transformers import PreTrainedTokenizerFast
-
-    from sde_gym.models.corpus import END_OF_TEXT, train_tokenizer
-
+def made(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Arguments in plain JSON: the folder of a tiny model, and a file of prompts."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(["def f(x):\n    return x + 1\n"] * 4, 300)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT).save_pretrained(folder / "m")
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, bos_token_id=0, eos_token_id=0,
-        initializer_range=0.2,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "m")
     lines = [
         {"id": "one", "task": "code", "prompt": "def f(x):"},
         {"id": "two", "task": "prose", "prompt": "x + 1"},
@@ -332,7 +317,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return {
-        "model": str(folder / "m"),
+        "model": str(model_folder),
         "prompts": str(folder / "prompts.jsonl"),
         "max_new_tokens": 12,
         "threads": 1,
