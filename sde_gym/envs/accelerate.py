@@ -27,6 +27,7 @@ from sde_gym.policies.observation import bounds
 if TYPE_CHECKING:
     from sde_gym.envs.engine import ReplayEngine
     from sde_gym.envs.tables import Tables
+    from sde_gym.envs.timing import StepCosts
 
 ACCELERATORS = ("auto", "numpy", "python", "numba")
 """Ways of stepping, all with the same results."""
@@ -40,14 +41,20 @@ PROPOSAL = np.dtype(
 """Entries of `Tables` about one proposal, side by side; no branch behind a wrong one."""
 
 
-def resolve_accelerator(accelerator: str, lanes: int, reward: Reward) -> str:
+def resolve_accelerator(accelerator: str, lanes: int, reward: Reward, costs: StepCosts) -> str:
     """The way behind the argument: "numpy", "python" or "numba".
+
+    Args:
+        accelerator: one of `ACCELERATORS`.
+        lanes: number of lanes.
+        reward: compiled code knows those that ship with the package, "speed" at the engine's own `costs`.
+        costs: of the engine's steps.
 
     Raises:
         InputError: there is no such way, or not for this many lanes or this reward, or numba is not
             installed.
     """
-    built_in = type(reward) in (LEDEReward, SpeedReward)
+    built_in = type(reward) is LEDEReward or (type(reward) is SpeedReward and reward.costs is costs)
     there = importlib.util.find_spec("numba") is not None
     if choice("accelerator", accelerator, ACCELERATORS) == "auto":
         if lanes == 1:
@@ -77,7 +84,7 @@ class Kernel:
         from sde_gym.envs import kernel
 
         tables, state, reward = engine.tables, engine.state, engine.reward
-        costs = reward.costs if isinstance(reward, SpeedReward) else engine.step_costs
+        costs = engine.step_costs
         low, high = bounds(engine.names)
         self._functions = kernel
         self._settings = kernel.Settings(
@@ -125,6 +132,7 @@ class Kernel:
             resumable=state.resumable,
             chain=state.chain,
             held=state.held,
+            spent=state.spent,
             sums=state.sums,
         )
         self._lanes, self._width = engine.lanes, len(engine.names)

@@ -138,7 +138,7 @@ class ReplayEngine:
         self.step_costs = StepCosts(self.cost, self.depths, self.max_draft, reads)
         self.reward = resolve_reward(reward, self.step_costs, final_token_reward, rho)
         self.lanes = whole_number("lanes", lanes, 1)
-        self.accelerator = resolve_accelerator(accelerator, self.lanes, self.reward)
+        self.accelerator = resolve_accelerator(accelerator, self.lanes, self.reward, self.step_costs)
         self.threads = whole_number("threads", threads, 1)
         self.tables = Tables(traces, self.depths, self.names, self.k, self.max_new_tokens)
         running = tuple(name for name in self.names if name not in self.tables.names)
@@ -195,6 +195,23 @@ class ReplayEngine:
     def abandon(self, lanes: NDArray[np.int64]) -> None:
         """Give up the texts of these lanes: none can be stepped or resumed any more."""
         self.state.active[lanes] = self.state.resumable[lanes] = False
+
+    def copy_lanes(self, source: ArrayLike, target: ArrayLike) -> None:
+        """Make lanes what other lanes are, episode, text and counters alike: from here either goes its way.
+
+        Args:
+            source: int (n,), lanes; repeats are allowed.
+            target: int (n,), distinct lanes.
+
+        Raises:
+            InputError: a lane out of range, a target named twice, or not one source for each target.
+        """
+        origin, copy = indices("source", source, self.lanes), indices("target", target, self.lanes)
+        if len(origin) != len(copy) or len(np.unique(copy)) != len(copy):
+            raise InputError(
+                f"target: {len(copy)} lanes for {len(origin)} sources; give one each, none twice"
+            )
+        self.state.copy(origin, copy)
 
     def begin(self, lanes: NDArray[np.int64], texts: NDArray[np.int64]) -> NDArray[np.float32]:
         """`reset_lanes` where a text is given, `resume_lanes` where it is negative, by the accelerator.
@@ -345,6 +362,7 @@ class ReplayEngine:
             layers=walked + rest + np.where(select & (index == 0), tables.depth[0], 0),
             terminated=complete,
         )
+        state.spent[lane] += self.step_costs(outcome)
         return self._observe(lane), self._pay(lane, outcome), terminated, outcome
 
     def advance(
@@ -426,6 +444,18 @@ class ReplayEngine:
         rows = self.state.rows[self._lane if lanes is None else lanes]
         columns = dict(zip((*ROUND, *COUNTERS), rows.T, strict=True))
         return {name: columns[name] for name in TOLD}
+
+    def simulated(
+        self, lanes: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What the texts of these lanes, all if not given, have cost so far, and the speed-up that makes.
+
+        Both are since prefill, under the engine's cost model: float64 (n,) each. A step is charged in
+        full when it is taken, a round's first step for the walk to d_1, too.
+        """
+        state, chosen = self.state, self._lane if lanes is None else lanes
+        spent = state.spent[chosen]
+        return spent, self.cost.speedups(state.counters["tokens"][chosen], spent)
 
     def counters(self, lanes: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.int64]]:
         """Copies of the counters of these lanes, all if not given: `COUNTERS` to int64 (n,)."""

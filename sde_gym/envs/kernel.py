@@ -30,6 +30,9 @@ TRACE, DEPTH, PHASE, DRAFT_LENGTH, ACCEPTANCE, CHAIN = -1, -2, -3, -4, -5, -6
 _CONTINUE, _EXIT = int(Action.CONTINUE), int(Action.EXIT)
 _SELECT, _DRAFT = int(Phase.SELECT), int(Phase.DRAFT)
 
+# Compiled code on disk names the classes below: numba cannot read what an earlier version left there
+# once one of them is gone, so they keep their names.
+
 
 class Settings(NamedTuple):
     """What does not change from step to step; `accelerate.Kernel` fills it."""
@@ -79,6 +82,7 @@ class Lanes(NamedTuple):
     resumable: Any
     chain: Any
     held: Any
+    spent: Any
     sums: Any
 
 
@@ -158,7 +162,7 @@ def open_lanes(
             rows[lane, _INDEX] = rows[lane, _PROPOSALS] = rows[lane, _RIGHT] = 0
             rows[lane, _PHASE] = _SELECT
             rows[lane, _BRANCH] = -1
-            state.chain[lane] = state.held[lane] = 0.0
+            state.chain[lane] = state.held[lane] = state.spent[lane] = 0.0
             rows[lane, _LAYER_PASSES] = rows[lane, _SEQUENTIAL_LAYERS] = rows[lane, _HEAD_CALLS] = 0
             rows[lane, _DECISIONS] = rows[lane, _DRAFTED] = rows[lane, _ACCEPTED] = 0
             rows[lane, _ROUNDS] = rows[lane, _TOKENS] = 0
@@ -293,6 +297,10 @@ def step_lanes(
         rows[lane, _LAYER_PASSES] += passes
         rows[lane, _SEQUENTIAL_LAYERS] += layers
         rows[lane, _DECISIONS] += 1
+        cost = data.action_cost[phase, actions[lane], index]
+        cost += data.feed_cost[index] * (proposed and not unfed)
+        cost += data.verify_cost[index, pending if verified else 0]
+        state.spent[lane] += cost
 
         # What it pays.
         if settings.lede:
@@ -302,9 +310,6 @@ def step_lanes(
                 paid += (settings.num_layers - depth) / settings.num_layers
             paid += settings.final_token_reward * final
         else:
-            cost = data.action_cost[phase, actions[lane], index]
-            cost += data.feed_cost[index] * (proposed and not unfed)
-            cost += data.verify_cost[index, pending if verified else 0]
             paid = right + final - settings.rho * cost
         if settings.by_round:
             if ended:

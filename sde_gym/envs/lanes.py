@@ -155,11 +155,17 @@ class Lanes:
         return observation, reward, terminated, truncated if skip is None else truncated & ~skip
 
     def info(self, lane: NDArray[np.int64] | None = None) -> dict[str, NDArray[Any]]:
-        """Counters and state of these lanes, all if not given: arrays (n,) of int64, bool or str objects."""
+        """Counters and state of these lanes, all if not given.
+
+        Arrays (n,) of int64, float64, bool or str objects.
+        """
         engine = self.engine
         columns = engine.columns(lane)
+        cost, speedup = engine.simulated(lane)
         return {
             **{name: columns[name] for name in COUNTERS},
+            "cost": cost,
+            "speedup": speedup,
             "phase": columns["phase"],
             "depth": engine.tables.depth.take(columns["index"]),
             "draft_length": columns["proposals"],

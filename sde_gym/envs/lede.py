@@ -84,9 +84,10 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     ## Info
     Counters since prefill (`layer_passes`, `sequential_layers`, `head_calls`, `decisions`,
-    `drafted`, `accepted`, `rounds`, `tokens`), `phase`, `depth` (layers the newest token has been
-    run through), `draft_length`, `text` (index), `text_id`, `overrun`. With shorter episodes the
-    counters go on as long as the text does.
+    `drafted`, `accepted`, `rounds`, `tokens`); `cost`, all of that under the cost model, in its unit,
+    and `speedup`, plain decoding's cost of as many tokens over it (1.0 at first; of episode "token" it
+    says nothing); `phase`, `depth` (layers the newest token has been run through), `draft_length`,
+    `text` (index), `text_id`, `overrun`. With shorter episodes counters go on as long as the text does.
 
     ## Arguments
     All but a raw callable and a `TraceSet` are plain JSON, so that the spec can be stored.
@@ -111,7 +112,7 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             text was cut by it.
         final_token_reward: of reward "lede", for the last layer's own tokens.
         rho: of reward "speed", the price in tokens of a unit of cost; that of plain decoding if not given.
-        cost: cost model of reward "speed": "unit", or the path of a calibrated JSON file.
+        cost: cost model behind `info` and reward "speed": "unit", or the path of a calibrated JSON file.
         accelerator: what takes the steps, all with the same results: "auto" (the fastest), "numpy",
             "python" (one text only) or "numba" (extra `fast`; rewards "lede" and "speed").
         render_mode: "ansi" (text with colours), "rgb_array" (a picture), "human" (the picture in a

@@ -52,6 +52,7 @@ class OneLane:
     _branch: int
     _chain: float
     _held: float
+    _spent: float
     _sums: list[float]
     _layer_passes: int
     _sequential_layers: int
@@ -78,6 +79,7 @@ class OneLane:
         self._state, self._loaded = state, False
         self._wrap, self._reach = state.wrap, state.reach
         self._ids = engine.traces.text_ids
+        self._plain_token = engine.cost.plain_token
 
         names = engine.names
         columns = {name: column for column, name in enumerate(names)}
@@ -91,8 +93,9 @@ class OneLane:
 
         reward = self._reward = engine.reward
         self._lede = reward.final_token_reward if type(reward) is LEDEReward else None
-        self._rho = reward.rho if type(reward) is SpeedReward else None
-        costs = reward.costs if isinstance(reward, SpeedReward) else engine.step_costs
+        priced = type(reward) is SpeedReward and reward.costs is engine.step_costs
+        self._rho = reward.rho if priced else None
+        costs = engine.step_costs
         self._action_cost, self._feed_cost = costs.action.tolist(), costs.feed.tolist()
         self._verify_cost = costs.verify.tolist()
 
@@ -192,6 +195,11 @@ class OneLane:
             else:
                 self._index = index + 1
         self._decisions += 1
+        cost = self._action_cost[phase][proposed][index]
+        if proposed and not unfed:
+            cost += self._feed_cost[index]
+        cost += self._verify_cost[index][pending if verified else 0]
+        self._spent += cost
 
         # What it pays.
         if self._lede is not None:
@@ -203,9 +211,6 @@ class OneLane:
                 reward = CONTINUE_REWARD
             reward += self._lede * final
         elif self._rho is not None:
-            cost = self._action_cost[phase][proposed][index]
-            cost += self._feed_cost[index] * (proposed and not unfed)
-            cost += self._verify_cost[index][pending if verified else 0]
             reward = float(right) + final - self._rho * cost
         else:
             first_walk = self._depth[0] if phase == _SELECT and index == 0 else 0
@@ -250,6 +255,8 @@ class OneLane:
             "accepted": self._all_accepted,
             "rounds": self._rounds,
             "tokens": self._tokens,
+            "cost": self._spent,
+            "speedup": self._plain_token * self._tokens / self._spent if self._spent > 0 else 1.0,
             "phase": self._phase,
             "depth": self._depth[self._index],
             "draft_length": self._drafted,
@@ -268,6 +275,7 @@ class OneLane:
         self._phase, self._drafted = int(state.phase[0]), int(state.drafted[0])
         self._right, self._branch = int(state.right[0]), int(state.branch[0])
         self._chain, self._held = float(state.chain[0]), float(state.held[0])
+        self._spent = float(state.spent[0])
         self._sums = state.sums[0].tolist()
         self._layer_passes = int(counters["layer_passes"][0])
         self._sequential_layers = int(counters["sequential_layers"][0])
@@ -286,7 +294,7 @@ class OneLane:
         state.opening[0], state.index[0] = self._opening, self._index
         state.phase[0], state.drafted[0] = self._phase, self._drafted
         state.right[0], state.branch[0] = self._right, self._branch
-        state.chain[0], state.held[0] = self._chain, self._held
+        state.chain[0], state.held[0], state.spent[0] = self._chain, self._held, self._spent
         state.sums[0] = self._sums
         counters["layer_passes"][0] = self._layer_passes
         counters["sequential_layers"][0] = self._sequential_layers

@@ -35,6 +35,9 @@ ROUND = ("text", "position", "opening", "index", "phase", "proposals", "right", 
 TOLD = ("text", "index", "phase", "proposals", *COUNTERS)
 """Columns of it that an environment tells of."""
 
+ARRAYS = ("active", "resumable", "rows", "chain", "held", "spent", "sums")
+"""Everything that a lane is: arrays whose first axis are the lanes."""
+
 
 class LaneState:
     """State of n lanes; arrays (n,), int64 unless said otherwise. They are written to, never replaced.
@@ -62,6 +65,7 @@ class LaneState:
         branch: entry of `Tables` behind a wrong proposal, else -1.
         chain: float64, surprises of the round's proposals, summed, nats.
         held: float64, rewards that credit "round" still owes.
+        spent: float64, what the text has cost since prefill, in the cost model's unit.
         counters: `COUNTERS`, by name.
         sums: float64 (n, size); entry x modulo `size` is the sum of the surprises of the hypothesis'
             first x tokens, so that a window's mean is one difference and a rollback is nothing but
@@ -76,6 +80,7 @@ class LaneState:
         self.rows = np.zeros((lanes, len(ROUND) + len(COUNTERS)), dtype=np.int64)
         self.chain = np.zeros(lanes, dtype=np.float64)
         self.held = np.zeros(lanes, dtype=np.float64)
+        self.spent = np.zeros(lanes, dtype=np.float64)
         # The size covers a window behind the opening of a round and the longest draft after it, and
         # needs to cover no more than the longest text.
         size = 1 << (min(window + max_draft, longest) + 2).bit_length()
@@ -96,12 +101,18 @@ class LaneState:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: no column, which would be an array of its own there."""
-        kept = ("active", "resumable", "rows", "chain", "held", "sums", "wrap", "reach")
+        kept = (*ARRAYS, "wrap", "reach")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept)
         self._name_columns()
+
+    def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Make lanes, int64 (n,), distinct, what these other lanes are."""
+        for name in ARRAYS:
+            array = getattr(self, name)
+            array[target] = array[source]
 
     def start(
         self, lane: NDArray[np.int64], text: NDArray[np.int64], first_surprise: NDArray[np.float64]
@@ -113,7 +124,7 @@ class LaneState:
         self.phase[lane] = int(Phase.SELECT)
         self.drafted[lane] = self.right[lane] = 0
         self.branch[lane] = -1
-        self.chain[lane] = self.held[lane] = 0.0
+        self.chain[lane] = self.held[lane] = self.spent[lane] = 0.0
         for counter in self.counters.values():
             counter[lane] = 0
         self.sums[lane, 0] = 0.0

@@ -152,6 +152,10 @@ class CostModel:
         """
         return float(self.plain_token * tokens / cost) if cost > 0 else 1.0
 
+    def speedups(self, tokens: NDArray[np.int64], cost: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same for n texts, (n,) each, as float64 (n,)."""
+        return np.divide(self.plain_token * tokens, cost, out=np.ones(len(cost)), where=cost > 0)
+
     def check(self, num_layers: int, max_draft: int) -> None:
         """Raise InputError unless the model fits L layers and drafts of `max_draft` tokens."""
         if num_layers != self.num_layers:

@@ -214,6 +214,36 @@ def test_steps_add_up_to_the_counters(toy_traces: TraceSet) -> None:
         assert values.tolist() == counters[name].tolist(), name
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: str(settings) or "default")
+def test_a_copied_lane_goes_on_like_the_original(settings: dict[str, Any]) -> None:
+    """Lanes are copied in the middle of their texts, go on, are set back, and go on as the copies do."""
+    engine = ReplayEngine(random_traces(5, 4, overrun=39), observation=EXTENDED, lanes=8, **settings)
+    engine.reset_lanes(np.arange(8), [0, 1, 2, 3, 3, 2, 1, 0])
+    rng = np.random.default_rng(0)
+    for moment in range(12):
+        running = np.arange(4)[engine.state.active[:4]]
+        engine.step((rng.random(running.size) < 0.7).astype(int), running)
+        if moment == 5:
+            engine.copy_lanes(np.arange(4), np.arange(4, 8))
+            originals = running[engine.state.active[running]]
+    engine.copy_lanes(np.arange(4, 8), np.arange(4))  # back to where they were then
+    assert originals.size or settings.get("max_new_tokens") == 2  # texts of one step
+    running = originals
+    while running.size:
+        action = (rng.random(running.size) < 0.7).astype(int)
+        found = engine.step(action, running)
+        copied = engine.step(action, running + 4)
+        for ours, theirs in zip(found[:3], copied[:3], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        running = running[~found[2]]
+    for name, values in engine.counters().items():
+        np.testing.assert_array_equal(values[originals], values[originals + 4], err_msg=name)
+    with pytest.raises(InputError, match="target: 2 lanes for 1 sources"):
+        engine.copy_lanes([0], [1, 2])
+    with pytest.raises(InputError, match="none twice"):
+        engine.copy_lanes([0, 1], [2, 2])
+
+
 def test_texts_that_ended_can_be_given_more_budget() -> None:
     traces = random_traces(0, 3)
     ended = traces.subset([n for n, end in enumerate(traces.ends) if end != "budget"])

@@ -31,8 +31,9 @@ CONTROLLERS: dict[str, Controller] = {
 
 @pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
 def test_equals_one_environment_after_the_other(controller: Controller, toy_traces: TraceSet) -> None:
-    result = run_controller(toy_traces, controller, credit="round")
-    env = LEDEEnv(toy_traces, observation=controller.observation or ("depth",), credit="round")
+    cost = uneven_cost(toy_traces.num_layers)
+    result = run_controller(toy_traces, controller, credit="round", cost=cost)
+    env = LEDEEnv(toy_traces, observation=controller.observation or ("depth",), credit="round", cost=cost)
     controller.bind(env.engine.depths, env.engine.num_layers, env.engine.max_draft)
     lane = np.zeros(1, np.int64)
     for text in range(len(toy_traces)):
@@ -50,6 +51,9 @@ def test_equals_one_environment_after_the_other(controller: Controller, toy_trac
             assert info[name] == getattr(result, name)[text], name
         assert info["sequential_layers"] == result.sequential_layers[text]
         assert heads + info["rounds"] == result.head_calls[text]
+        # The environment charges every head or none, and so do these controllers.
+        assert info["cost"] == result.cost[text] > 0
+        assert info["speedup"] == result.cost_model.speedup(result.tokens[text], result.cost[text])
     assert result.exits.sum(axis=1).tolist() == result.rounds.tolist()
 
 
