@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class Lanes:
 
     Raises:
         InputError: an argument out of range; the message names it.
+        TypeError: an argument that there is not.
     """
 
     def __init__(
@@ -55,6 +57,10 @@ class Lanes:
     ) -> None:
         if not isinstance(traces, (str, Path, TraceSet)):
             raise InputError(f"traces: {traces!r} is neither a name nor a path")
+        known = {*signature(ReplayEngine).parameters} - {"traces", "lanes"}
+        if unknown := sorted(set(settings) - known):
+            known |= {"tasks", "order", "max_episode_steps"}
+            raise TypeError(f"unknown argument {unknown[0]!r}; an environment takes {', '.join(sorted(known))}")
         trace_set = traces if isinstance(traces, TraceSet) else load_traces(traces)
         self.engine = ReplayEngine(trace_set, lanes=lanes, **settings)
         if not self.engine.names:

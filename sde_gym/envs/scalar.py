@@ -93,8 +93,9 @@ class OneLane:
 
         reward = self._reward = engine.reward
         self._lede = reward.final_token_reward if type(reward) is LEDEReward else None
-        priced = type(reward) is SpeedReward and reward.costs is engine.step_costs
-        self._rho = reward.rho if priced else None
+        self._rho = None
+        if type(reward) is SpeedReward and reward.costs is engine.step_costs:
+            self._rho = reward.rho
         costs = engine.step_costs
         self._action_cost, self._feed_cost = costs.action.tolist(), costs.feed.tolist()
         self._verify_cost = costs.verify.tolist()
