@@ -15,7 +15,7 @@ from rich.table import Table
 
 from sde_gym.errors import InputError
 from sde_gym.options import parse_list, settings_command
-from sde_gym.settings import DEFAULT_DEPTHS, DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
+from sde_gym.settings import DEFAULT_DEPTHS, DEFAULT_DRAFT_LENGTH, DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
 from sde_gym.terminal import SentenceGroup, progress_bars, results_table, show_generated
 
 app = typer.Typer(
@@ -232,6 +232,84 @@ def calibrate(
     console.print(f"{out}: the cost model of {loaded.name}", soft_wrap=True)
 
 
+@app.command()
+def collect(
+    out: Annotated[
+        str, typer.Option(help="A Minari id, such as sde_gym/stdlib-20m/uniform-v0, or a file PATH.npz.")
+    ],
+    traces: Annotated[str, typer.Option(help="A trace set's name or its folder.")] = "stdlib-20m",
+    behaviour: Annotated[
+        str,
+        typer.Option(
+            help="uniform, random:0.3, static:4,6+0.1, threshold:0.5+0.1, schedule, softmax:POLICY@0.5, "
+            "mixture:A|B|... (one for each episode) or step-mixture:A|B|... (one for each decision)."
+        ),
+    ] = "schedule",
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 400,
+    episode: Annotated[
+        str, typer.Option(help="What an episode is: generation (a text) or round (the text goes on).")
+    ] = "generation",
+    seed: Annotated[int, typer.Option(min=0, help="Of texts, mixtures and actions.")] = 0,
+    observation: Annotated[
+        str, typer.Option(help="'paper', 'extended', or feature names joined by commas.")
+    ] = "extended",
+    depths: Annotated[
+        str | None, typer.Option(help="Candidate depths, such as 1,2,3; else all recorded ones.")
+    ] = None,
+    reward: Annotated[str, typer.Option(help="'lede', 'speed' or 'module:function'.")] = "lede",
+    final_token_reward: Annotated[
+        float, typer.Option(help="Reward of a token that comes from the final layer.")
+    ] = 1.0,
+    credit: Annotated[str, typer.Option(help="When a proposal is paid: immediate or round.")] = "immediate",
+    k: Annotated[
+        int | None, typer.Option(min=1, help="Tokens behind 'confidence'; else the behaviour's, or 5.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Tokens behind 'trace'; else the behaviour's, or 8.")
+    ] = None,
+    max_draft: Annotated[int, typer.Option(min=1, help="Most proposals in one round.")] = DEFAULT_MAX_DRAFT,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Token budget of a text; else the recorded one.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+) -> None:
+    """Play recorded texts by a behaviour policy and log every decision with its propensity."""
+    from sde_gym.envs.arguments import candidate_depths
+    from sde_gym.offline.behaviour_names import parse_behaviour
+    from sde_gym.offline.collect import collect
+    from sde_gym.offline.minari_data import check_id, save_minari
+    from sde_gym.offline.transitions import save_transitions
+    from sde_gym.traces import load_traces
+
+    as_file = out.endswith(".npz")
+    if not as_file:
+        check_id(out, overwrite)
+    elif Path(out).exists() and not overwrite:
+        raise InputError(f"{out}: is there already; choose another file, or give --overwrite")
+    recorded = load_traces(traces)
+    given = parse_list(depths, int, "depths") if depths is not None else None
+    policy = parse_behaviour(behaviour, candidate_depths(given, recorded), max_draft)
+    with progress_bars() as advance:
+        transitions = collect(
+            recorded, policy, episodes, seed,
+            observation=observation
+            if observation in ("paper", "extended")
+            else parse_list(observation, str, "observation"),
+            depths=given, reward=reward, final_token_reward=final_token_reward, credit=credit,
+            episode=episode, k=k, window=window, max_draft=max_draft, max_new_tokens=max_new_tokens,
+            progress=lambda done, total: advance("collect", done, total),
+        )  # fmt: skip
+    if as_file:
+        save_transitions(out, transitions)
+    else:
+        save_minari(out, transitions, traces, overwrite=overwrite)
+    Console(highlight=False).print(
+        f"{out}: {len(transitions)} decisions in {transitions.num_episodes} episodes, "
+        f"mean return {transitions.returns().mean():.2f}",
+        soft_wrap=True,
+    )
+
+
 @settings_command(app, "train", "sde_gym.offline.settings:DQNSettings")
 def train(
     settings: Any,
@@ -265,9 +343,13 @@ def generate(
     policy: Annotated[
         Path | None, typer.Option(help="A trained policy; it chooses depth and length.")
     ] = None,
-    exit_depth: Annotated[int | None, typer.Option(help="Always draft at this depth.")] = None,
+    exit_depth: Annotated[
+        int | None,
+        typer.Option(help=f"Always draft at this depth, {DEFAULT_DRAFT_LENGTH} tokens or --draft-length."),
+    ] = None,
     draft_length: Annotated[
-        int | None, typer.Option(help="Always draft so many tokens. [default: 4]")
+        int | None,
+        typer.Option(help=f"Always draft so many tokens; {DEFAULT_DRAFT_LENGTH} if not given."),
     ] = None,
     max_new_tokens: NewTokens = 128,
     dtype: DType = "float32",
@@ -311,7 +393,7 @@ def generate(
             k=learned.k, window=learned.window,
         )  # fmt: skip
     elif exit_depth is not None:
-        static = StaticController(exit_depth, 4 if draft_length is None else draft_length)
+        static = StaticController(exit_depth, DEFAULT_DRAFT_LENGTH if draft_length is None else draft_length)
         result = speculative(
             loaded, ids, static, (exit_depth,), max_new_tokens, max_draft=static.draft_length
         )

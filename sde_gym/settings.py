@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass
 from typing import Any, TypeVar
+
+from sde_gym.errors import InputError
 
 #: Tokens generated per text wherever texts are recorded or counted, unless said otherwise.
 DEFAULT_NEW_TOKENS = 96
 
 #: Most tokens drafted in a round, LEDE's cap; what is recorded behind wrong proposals reaches as far.
 DEFAULT_MAX_DRAFT = 12
+
+#: Tokens drafted in every round of a static setting, unless said otherwise.
+DEFAULT_DRAFT_LENGTH = 4
 
 #: Candidate exit depths, of which a model has those below its number of layers.
 DEFAULT_DEPTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -51,3 +57,36 @@ def describe(settings: type[Any]) -> list[Field]:
             default = field.default_factory()
         described.append(Field(field.name, hints[field.name], default, field.metadata.get("help", "")))
     return described
+
+
+def check_settings(settings: Any, names: Iterable[str], holds: Callable[[Any], bool], message: str) -> None:
+    """Refuse the first of the named fields whose value something does not hold for.
+
+    Args:
+        settings: an instance of a settings dataclass.
+        names: of its fields.
+        holds: `is_whole`, `is_number`, `at_least_one`, or any other condition on a value.
+        message: what is wrong, with places for `{name}` and `{value}`.
+
+    Raises:
+        InputError: that message.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if not holds(value):
+            raise InputError(message.format(name=name, value=value))
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is an int; True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is an int or a float; True and False are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def at_least_one(value: Any) -> bool:
+    """Whether a number is 1 or more."""
+    return bool(value >= 1)

@@ -48,16 +48,16 @@ def summary(thing: Any) -> str:
     return " ".join(inspect.cleandoc(thing.__doc__).split("\n\n")[0].split()).removesuffix(".")
 
 
-def documented_arguments(thing: Any) -> dict[str, str]:
-    """By argument, what the `Args:` section of a docstring says, in one line, without its full stop.
+def documented_arguments(thing: Any, section: str = "Args") -> dict[str, str]:
+    """By argument, what a section of a docstring says, in one line, without its full stop.
 
     "a, b: text" says the same of both.
     """
-    (section,) = re.findall(
-        r"^Args:\n(.*?)(?=^\S|\Z)", inspect.cleandoc(thing.__doc__), re.DOTALL | re.MULTILINE
+    (body,) = re.findall(
+        rf"^{section}:\n(.*?)(?=^\S|\Z)", inspect.cleandoc(thing.__doc__), re.DOTALL | re.MULTILINE
     )
     meanings = {}
-    for entry in re.split(r"\n(?= {4}\S)", section.rstrip()):
+    for entry in re.split(r"\n(?= {4}\S)", body.rstrip()):
         names, _, meaning = " ".join(entry.split()).partition(": ")
         meanings |= {name.strip(): meaning.removesuffix(".") for name in names.split(",")}
     return meanings
@@ -79,6 +79,7 @@ def made_from_code() -> dict[tuple[str, str], str]:
     """By page and mark, the tables that repeat what the code says."""
     from sde_gym.envs.lede import LEDEEnv
     from sde_gym.envs.live import LEDELiveEnv
+    from sde_gym.envs.rewards import StepOutcome
     from sde_gym.envs.wallclock import LEDEWallClockEnv
     from sde_gym.envs.wrappers import DepthOnly, LengthOnly
     from sde_gym.offline.settings import DQNSettings
@@ -106,6 +107,8 @@ def made_from_code() -> dict[tuple[str, str], str]:
         for wrapper in (DepthOnly, LengthOnly)
     ]
     tables["environment", "wrappers"] = table(("wrapper", "what is left to the agent"), wrappers)
+    outcome = [(f"`{name}`", says) for name, says in documented_arguments(StepOutcome, "Attributes").items()]
+    tables["environment", "outcome"] = table(("field", "what it is, by step of a lane"), outcome)
     logged = [(f"`{name}`", dtype, meaning) for name, (dtype, meaning) in COLUMNS.items()]
     tables["offline", "transitions"] = table(("column", "dtype", "meaning"), logged)
     return tables

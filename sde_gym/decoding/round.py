@@ -8,7 +8,8 @@ pass, the longest agreeing prefix is kept and the final layer adds one token of 
 both choices.
 
 `TextDecoder` halts at every decision, so that one implementation serves whoever decides: the
-decoder under a controller (`speculative`) and the environment with the model in the loop.
+decoder under a controller (`speculative`) and the environment with the model in the loop. For the
+latter's sake it can also walk without rounds: depth selection alone, LEDE's single-step formulation.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class TextDecoder:
         max_draft: most proposals in a round.
         k: tokens averaged by `confidence`.
         window: tokens averaged by `trace`.
+        walks: whether a proposal ends the round at once, neither fed nor verified. The text goes on
+            with the last layer's token, and what serves that alone is charged to nobody.
 
     Attributes:
         result: tokens, rounds and counters so far; its times are the driver's business.
@@ -79,7 +82,7 @@ class TextDecoder:
 
     def __init__(
         self, model: LayeredModel, depths: tuple[int, ...], budget: int, names: tuple[str, ...],
-        *, max_draft: int, k: int, window: int,
+        *, max_draft: int, k: int, window: int, walks: bool = False,
     ) -> None:  # fmt: skip
         self.model = model
         self.depths = depths
@@ -88,6 +91,7 @@ class TextDecoder:
         self.max_draft = max_draft
         self.k = k
         self.window = window
+        self.walks = walks
         self.result = DecodeResult(model.num_layers)
         self.phase = Phase.SELECT
         self.index = 0
@@ -186,6 +190,8 @@ class TextDecoder:
         self._logits = self._found = None
         self.phase = Phase.DRAFT
         self.proposals.append(proposal)
+        if self.walks:
+            return self._go_on(proposal)
         count = len(self.proposals)
         if proposal in self.model.eos_token_ids or count == self._limit:
             return self._verify(count - 1)
@@ -225,11 +231,26 @@ class TextDecoder:
             if self._needs_trace:
                 self._surprise.append(_surprise(logits[accepted : accepted + 1])[0])
         self._sequence.rollback(kept)
-        self.drafted += len(proposals)
-        self.accepted += accepted
-        done = Round(exit_depth, len(proposals), accepted)
-        result.rounds.append(done)
-        return done
+        return self._end(Round(exit_depth, len(proposals), accepted))
+
+    def _go_on(self, proposal: int) -> Round:
+        """End a walk at its proposal: emit the last layer's token, at nobody's cost."""
+        top, exit_depth = self.model.num_layers, self.depths[self.index]
+        self._sequence.advance(top)
+        logits = self._sequence.score(top)
+        token = int(logits.argmax())
+        right = token == proposal
+        self.result.emit(token, exit_depth if right else top, "accepted" if right else "final")
+        if self._needs_trace:
+            self._surprise.append(_surprise(logits)[0])
+        return self._end(Round(exit_depth, 1, int(right)))
+
+    def _end(self, ended: Round) -> Round:
+        """Enter a round that has ended."""
+        self.drafted += ended.drafted
+        self.accepted += ended.accepted
+        self.result.rounds.append(ended)
+        return ended
 
     def _observe(
         self, names: tuple[str, ...], top_logprobs: NDArray[np.float32] | None = None,

@@ -89,6 +89,7 @@ class Kernel:
         self._functions = kernel
         self._settings = kernel.Settings(
             num_layers=engine.num_layers,
+            plain_token=engine.cost.plain_token,
             max_draft=engine.max_draft,
             overrun=engine.traces.overrun > 0,
             walks=engine.episode == "token",
@@ -110,6 +111,7 @@ class Kernel:
         recorded = {name: column for column, name in enumerate(tables.names)}
         sources = [computed[name] if name in computed else recorded[name] for name in engine.names]
         self._data = kernel.Data(
+            lanes=np.arange(engine.lanes),
             depth=_read_only(tables.depth),
             gap=_read_only(tables.gap),
             proposals=_read_only(_proposals(tables)),
@@ -135,7 +137,11 @@ class Kernel:
             spent=state.spent,
             sums=state.sums,
         )
+        self._playable = _read_only(tables.playable)
         self._lanes, self._width = engine.lanes, len(engine.names)
+        # What is to be told is noted while a lane's row is at hand; elsewhere where nobody will ask for it.
+        self._told: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+        self._scratch = self._room()
         edges = np.linspace(0, self._lanes, min(threads, self._lanes) + 1).astype(int).tolist()
         self._shares = list(pairwise(edges))
         self._pool: ThreadPoolExecutor | None = None
@@ -146,17 +152,36 @@ class Kernel:
         found: int = self._functions.first_wrong(actions, self._state.active, skip)
         return found
 
-    def told(self) -> NDArray[np.int64]:
-        """What `state.TOLD` names, of all lanes: int64 (12, n)."""
-        # A power of two between the columns would have them all compete for the same places of the cache.
-        told = np.empty((len(TOLD), self._lanes + 8), dtype=np.int64)[:, : self._lanes]
-        self._functions.tell(self._state.rows, told)
+    def told(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """What `state.TOLD` names, int64 (12, n), and cost and speed-up, float64 (2, n), of all lanes."""
+        told, self._told = self._told, None
+        if told is None:
+            told = self._room()
+            self._functions.tell(
+                0, self._lanes, self._data.lanes, *told, self._settings, self._data, self._state
+            )
         return told
+
+    def forget(self) -> None:
+        """Somebody else may write to the lanes: what was noted of them will not do."""
+        self._told = None
+
+    def _room(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        # A power of two between the columns would have them all compete for the same places of the cache.
+        width = self._lanes + 8
+        told = np.empty((len(TOLD), width), dtype=np.int64)[:, : self._lanes]
+        return told, np.empty((2, width))[:, : self._lanes]
+
+    def unfit(self, lanes: NDArray[np.int64], texts: NDArray[np.int64]) -> bool:
+        """Whether `ReplayEngine.begin` has to refuse these."""
+        found: bool = self._functions.unfit(lanes, texts, self._playable, self._state.resumable)
+        return found
 
     def begin(self, lanes: NDArray[np.int64], texts: NDArray[np.int64]) -> NDArray[np.float32]:
         """Begin episodes in these distinct lanes; see `ReplayEngine.begin`."""
         observation = np.empty((len(lanes), self._width), dtype=np.float32)
-        self._functions.open_lanes(lanes, texts, observation, self._settings, self._data, self._state)
+        told = self._told or self._scratch
+        self._functions.open_lanes(lanes, texts, observation, *told, self._settings, self._data, self._state)
         return observation
 
     def step(
@@ -165,7 +190,8 @@ class Kernel:
         """Take one action in each lane but those to skip; see `ReplayEngine.advance`."""
         observation = np.zeros((self._lanes, self._width), dtype=np.float32)
         reward, terminated = np.zeros(self._lanes), np.zeros(self._lanes, dtype=bool)
-        rest: tuple[Any, ...] = (actions, skip, observation, reward, terminated)
+        self._told = self._room()
+        rest: tuple[Any, ...] = (actions, skip, observation, reward, terminated, *self._told)
         rest += (self._settings, self._data, self._state)
         step = self._functions.step_lanes
         waiting = [self._threads().submit(step, *share, *rest) for share in self._shares[1:]]

@@ -190,7 +190,7 @@ class ReplayEngine:
 
     def resumable(self, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these lanes ended an episode, but not yet its text: bool (n,)."""
-        return self.state.resumable[lanes]
+        return self._seen.resumable[lanes]
 
     def abandon(self, lanes: NDArray[np.int64]) -> None:
         """Give up the texts of these lanes: none can be stepped or resumed any more."""
@@ -227,16 +227,17 @@ class ReplayEngine:
             InputError: a text that is out of range or too short.
             RuntimeError: a lane that has no text to go on with.
         """
+        if self.accelerator == "numba" and not self.kernel.unfit(lanes, texts):
+            return self.kernel.begin(lanes, texts)
         resumed = texts < 0
-        unfit = texts.max(initial=-1) >= len(self.traces) or not self.tables.playable[texts[~resumed]].all()
-        if unfit or self.accelerator == "numpy" or not self.state.resumable[lanes[resumed]].all():
-            observation = np.empty((len(lanes), len(self.names)), dtype=np.float32)
-            observation[~resumed] = self.reset_lanes(lanes[~resumed], texts[~resumed])
-            observation[resumed] = self.resume_lanes(lanes[resumed])
-            return observation
-        if self.accelerator == "python":
-            return self.one.open()[None] if resumed.any() else self.reset_lanes(lanes, texts)
-        return self.kernel.begin(lanes, texts)
+        if not resumed.any():
+            return self.reset_lanes(lanes, texts)
+        if self.accelerator == "python" and self._seen.resumable[lanes].all():
+            return self.one.open()[None]
+        observation = np.empty((len(lanes), len(self.names)), dtype=np.float32)
+        observation[~resumed] = self.reset_lanes(lanes[~resumed], texts[~resumed])
+        observation[resumed] = self.resume_lanes(lanes[resumed])
+        return observation
 
     def _open(self, lane: NDArray[np.int64]) -> NDArray[np.float32]:
         """Run the newest token to the first depth: where every episode starts."""
@@ -402,10 +403,16 @@ class ReplayEngine:
 
     @property
     def state(self) -> LaneState:
-        """Where the lanes stand; look it up anew after each step."""
-        one = vars(self).get("one")
-        if one is not None:
-            one.store()
+        """Where the lanes stand, to read and to write; look it up anew after each step."""
+        if "kernel" in vars(self):
+            self.kernel.forget()
+        return self._seen
+
+    @property
+    def _seen(self) -> LaneState:
+        """The same, to read only."""
+        if "one" in vars(self):
+            self.one.store()
         return self._state
 
     @cached_property
@@ -437,25 +444,22 @@ class ReplayEngine:
             decision=self.state.counters["decisions"][lanes],
         )
 
-    def columns(self, lanes: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.int64]]:
-        """Copies of the state of these lanes, all if not given: `state.TOLD` to int64 (n,)."""
-        if lanes is None and self.accelerator == "numba":
-            return dict(zip(TOLD, self.kernel.told(), strict=True))
-        rows = self.state.rows[self._lane if lanes is None else lanes]
-        columns = dict(zip((*ROUND, *COUNTERS), rows.T, strict=True))
-        return {name: columns[name] for name in TOLD}
+    def columns(self, lanes: NDArray[np.int64] | None = None) -> dict[str, NDArray[Any]]:
+        """Copies of the state of these lanes, all if not given: `state.TOLD` to int64 (n,).
 
-    def simulated(
-        self, lanes: NDArray[np.int64] | None = None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What the texts of these lanes, all if not given, have cost so far, and the speed-up that makes.
-
-        Both are since prefill, under the engine's cost model: float64 (n,) each. A step is charged in
-        full when it is taken, a round's first step for the walk to d_1, too.
+        `cost` and `speedup`, float64 (n,), are what the texts cost so far under the cost model, and what
+        speed-up that makes. A step is charged in full when it is taken, a round's first step for the
+        walk to d_1, too.
         """
-        state, chosen = self.state, self._lane if lanes is None else lanes
-        spent = state.spent[chosen]
-        return spent, self.cost.speedups(state.counters["tokens"][chosen], spent)
+        if lanes is None and self.accelerator == "numba":
+            told, simulated = self.kernel.told()
+            return {**dict(zip(TOLD, told, strict=True)), "cost": simulated[0], "speedup": simulated[1]}
+        chosen = self._lane if lanes is None else lanes
+        columns = dict(zip((*ROUND, *COUNTERS), self._seen.rows[chosen].T, strict=True))
+        columns["depth"] = self.tables.depth[columns["index"]]
+        spent = self._seen.spent[chosen]
+        speedup = self.cost.speedups(columns["tokens"], spent)
+        return {**{name: columns[name] for name in TOLD}, "cost": spent, "speedup": speedup}
 
     def counters(self, lanes: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.int64]]:
         """Copies of the counters of these lanes, all if not given: `COUNTERS` to int64 (n,)."""

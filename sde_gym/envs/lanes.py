@@ -60,7 +60,9 @@ class Lanes:
         known = {*signature(ReplayEngine).parameters} - {"traces", "lanes"}
         if unknown := sorted(set(settings) - known):
             known |= {"tasks", "order", "max_episode_steps"}
-            raise TypeError(f"unknown argument {unknown[0]!r}; an environment takes {', '.join(sorted(known))}")
+            raise TypeError(
+                f"unknown argument {unknown[0]!r}; an environment takes {', '.join(sorted(known))}"
+            )
         trace_set = traces if isinstance(traces, TraceSet) else load_traces(traces)
         self.engine = ReplayEngine(trace_set, lanes=lanes, **settings)
         if not self.engine.names:
@@ -167,13 +169,9 @@ class Lanes:
         """
         engine = self.engine
         columns = engine.columns(lane)
-        cost, speedup = engine.simulated(lane)
         return {
             **{name: columns[name] for name in COUNTERS},
-            "cost": cost,
-            "speedup": speedup,
-            "phase": columns["phase"],
-            "depth": engine.tables.depth.take(columns["index"]),
+            **{name: columns[name] for name in ("cost", "speedup", "phase", "depth")},
             "draft_length": columns["proposals"],
             "text": columns["text"],
             "text_id": self._playing.copy() if lane is None else self._playing[lane],

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.lanes import Lanes, lane_seeds
-from sde_gym.envs.rendering import RENDER_FPS, RENDER_MODES, Renderer, check_render_mode, warn_without_mode
+from sde_gym.envs.rendering import RenderedEnv, Renderer, check_render_mode
 from sde_gym.envs.rewards import Reward, warn_if_raw
 from sde_gym.envs.snapshot import ReplayScene
 from sde_gym.models.cost import CostModel
@@ -20,7 +19,7 @@ from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet
 
 
-class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+class LEDEEnv(RenderedEnv):
     """One text of a language model, decoded by early exits and verification.
 
     ## Description
@@ -122,11 +121,6 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         InputError: an argument out of range; the message names it.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "render_modes": list(RENDER_MODES),
-        "render_fps": RENDER_FPS,
-    }
-
     def __init__(
         self,
         traces: str | Path | TraceSet = "stdlib-20m",
@@ -223,19 +217,3 @@ class LEDEEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         if self._renderer is not None:
             self._renderer.follow(info, reward, terminated)
         return observation, reward, terminated, False, info
-
-    def render(self) -> str | NDArray[np.uint8] | None:  # type: ignore[override]
-        """What it looks like now, as `render_mode` says; a warning and None without a mode.
-
-        Returns:
-            a str with ANSI colours for "ansi", uint8 (H, W, 3) for "rgb_array", None for "human".
-        """
-        if self._renderer is not None:
-            return self._renderer.frame()
-        warn_without_mode(self)
-        return None
-
-    def close(self) -> None:
-        """Close the window, if there is one."""
-        if self._renderer is not None:
-            self._renderer.close()

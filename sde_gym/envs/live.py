@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +12,8 @@ from sde_gym.decoding.round import TextDecoder
 from sde_gym.envs.arguments import choice
 from sde_gym.envs.engine import CREDITS
 from sde_gym.envs.model_env import ModelEnv, ModelStep
-from sde_gym.envs.rewards import Reward, StepOutcome, resolve_reward, warn_if_raw
+from sde_gym.envs.rewards import Reward, StepOutcome, checked_reward, resolve_reward, warn_if_raw
 from sde_gym.envs.timing import StepCosts
-from sde_gym.errors import InputError
 from sde_gym.models.cost import CostModel, resolve_cost
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.layered import LayeredModel
@@ -26,15 +26,16 @@ class LEDELiveEnv(ModelEnv):
     """One text of a language model, decoded live by early exits and verification.
 
     ## Description
-    The decision problem of `sde_gym/LEDE-v0`, episodes being whole texts, with the model in the
-    loop instead of recorded traces: same actions, observations, rewards, ends and info. What lies
-    behind a wrong proposal is computed, not looked up, so any model, prompts, depths and draft
-    cap will do.
+    The decision problem of `sde_gym/LEDE-v0` with the model in the loop instead of recorded traces:
+    same actions, observations, rewards, episodes and info. What lies behind a wrong proposal is
+    computed, not looked up, so any model, prompts, depths and draft cap will do.
 
     Departure: with an "immediate" credit a proposal is paid before the model has verified it.
     So the text that plain greedy decoding gives is computed on the side, once for each prompt, and
     charged to nobody. Where rounding makes the verified text another one (near-ties; common
-    below float32), the side text is computed anew from there; rewards already paid stand.
+    below float32), the side text is computed anew from there; rewards already paid stand. Episode
+    "token" needs no such text: it goes on with the last layer's token in the same step, and what serves
+    that alone is charged to nobody.
 
     ## Action Space, Observation Space, Rewards, Episode End, Info
     As in `sde_gym/LEDE-v0`. `text` and `text_id` are index and id of the prompt. A prompt whose text
@@ -56,13 +57,15 @@ class LEDELiveEnv(ModelEnv):
         observation: "paper", "extended" or a list of feature names.
         reward: "lede", "speed", "module:function" or a callable of `StepOutcome`.
         credit: "immediate" or "round".
+        episode: "generation", "round" or "token", as in `sde_gym/LEDE-v0`.
         k: log-probabilities averaged by `confidence`, at most the exit heads' vocabulary.
         window: tokens averaged by `trace`.
         max_draft: cap on the proposals of a round; 12 is LEDE's.
         max_new_tokens: token budget, at least 2; less where the context ends.
         final_token_reward: of reward "lede", for the last layer's own tokens.
         rho: of reward "speed", the price in tokens of a unit of cost; plain decoding's rate if not given.
-        cost: of reward "speed": "unit", the path of a calibrated cost model, or a `CostModel`.
+        cost: of reward "speed", and of `cost` and `speedup` in the info: "unit", the path of a
+            calibrated cost model, or a `CostModel`.
         dtype: as in `load_model`; "float32" if not given.
         device: as in `load_model`; "cpu" if not given.
         threads: torch threads while the model runs; torch's own number if not given.
@@ -83,6 +86,7 @@ class LEDELiveEnv(ModelEnv):
         observation: str | Sequence[str] = "paper",
         reward: str | Reward = "lede",
         credit: str = "immediate",
+        episode: str = "generation",
         k: int = 5,
         window: int = 8,
         max_draft: int = DEFAULT_MAX_DRAFT,
@@ -104,6 +108,7 @@ class LEDELiveEnv(ModelEnv):
             order=order,
             depths=depths,
             observation=observation,
+            episode=episode,
             k=k,
             window=window,
             max_draft=max_draft,
@@ -121,42 +126,55 @@ class LEDELiveEnv(ModelEnv):
         self._side: list[int] = []  # that of the text in progress
         self._right = True  # whether all proposals of the round so far are
         self._held = 0.0  # reward that credit="round" still owes
+        self._spent = 0.0  # cost of the text's steps so far
 
-    def _begin(self) -> None:
+    def _begin(self, resumed: bool) -> None:
+        if resumed:
+            return
+        self._right, self._held, self._spent = True, 0.0, 0.0
+        if self.episode == "token":
+            return
         if self._text not in self._side_texts:
             prompt = self._prompt_ids[self._text]
             self._side_texts[self._text] = generate_greedy(self.model, [prompt], self.max_new_tokens)[0]
         self._side = self._side_texts[self._text]
-        self._right, self._held = True, 0.0
 
     def _pay(self, decoder: TextDecoder, step: ModelStep) -> float:
         outcome = self._outcome(decoder, step)
-        paid = np.asarray(self.reward(outcome), dtype=np.float64)
-        if paid.shape != (1,):
-            raise InputError(f"reward: {self.reward!r} returned shape {paid.shape}, expected (1,)")
+        paid = float(checked_reward(self.reward, outcome)[0])
+        self._spent += float(self.step_costs(outcome)[0])
         if step.ended:
             self._right = True
-            if not step.terminated:
+            if not step.complete and self.episode != "token":
                 self._follow(decoder, step.opening)
         if self.credit == "immediate":
-            return float(paid[0])
-        self._held += float(paid[0])
+            return paid
+        self._held += paid
         if step.action == Action.EXIT and not step.ended:
             return 0.0
         reward, self._held = self._held, 0.0
         return reward
 
+    def _counters(self, decoder: TextDecoder) -> dict[str, Any]:
+        counters = super()._counters(decoder)
+        speedup = self.step_costs.model.speedup(counters["tokens"], self._spent)
+        return {**counters, "cost": self._spent, "speedup": speedup}
+
     def _outcome(self, decoder: TextDecoder, step: ModelStep) -> StepOutcome:
         """The step as rewards see it, in one lane."""
         proposals, ended = step.proposals, step.ended
         proposed, drafted = step.action == Action.EXIT, len(proposals)
+        accepted = ended.accepted if ended else 0
+        walk = proposed and self.episode == "token"  # it ends here, neither fed nor verified
         unfed = False
         if proposed:
-            self._right = self._right and proposals[-1] == self._side[step.opening + drafted - 1]
+            # Behind a wrong proposal the text on the side may have ended already.
+            self._right = self._right and (
+                accepted == 1 if walk else proposals[-1] == self._side[step.opening + drafted - 1]
+            )
             last = drafted == decoder.budget - step.opening
-            unfed = last or proposals[-1] in self.model.eos_token_ids
-        accepted = ended.accepted if ended else 0
-        pending = 1 + drafted - unfed if ended and drafted else 0
+            unfed = walk or last or proposals[-1] in self.model.eos_token_ids
+        pending = 1 + drafted - unfed if ended and drafted and not walk else 0
         return StepOutcome(
             num_layers=self.model.num_layers,
             phase=np.array([step.phase], np.int64),
@@ -168,12 +186,12 @@ class LEDELiveEnv(ModelEnv):
             ended=np.array([ended is not None]),
             drafted=np.array([drafted if ended else 0], np.int64),
             round_accepted=np.array([accepted], np.int64),
-            final=np.array([step.emitted > accepted]),
+            final=np.array([step.emitted > accepted and not walk]),
             emitted=np.array([step.emitted], np.int64),
             fed=np.array([proposed and not unfed]),
             verified=np.array([pending], np.int64),
             layers=np.array([step.layers], np.int64),
-            terminated=np.array([step.terminated]),
+            terminated=np.array([step.complete]),
         )
 
     def _follow(self, decoder: TextDecoder, opening: int) -> None:

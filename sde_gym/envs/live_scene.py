@@ -23,7 +23,7 @@ class LiveScene:
         self._over = False
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Begin a text."""
+        """Begin an episode."""
         self._info = dict(info)
         self._reward = self._total = 0.0
         self._over = False

@@ -1,7 +1,8 @@
 """Render modes: a snapshot as coloured text, as a picture, or shown to whoever is there.
 
-Nothing here knows an environment. `Renderer` is what an environment holds: it feeds a `Scene` and
-turns its snapshot into what gymnasium's `render_mode` asks for.
+Nothing here knows a decision problem. `Renderer` is what an environment holds: it feeds a `Scene` and
+turns its snapshot into what gymnasium's `render_mode` asks for. `RenderedEnv` is what an environment
+inherits to be drawn by it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -95,6 +96,37 @@ class Renderer:
             text = ansi(snapshot)
             sys.stdout.write((plain(text) if os.environ.get("NO_COLOR") else text) + "\n")
             sys.stdout.flush()
+
+
+class RenderedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """What environments that hold a `Renderer` share: render modes, `render` and `close`.
+
+    A subclass sets `render_mode` (`check_render_mode`) and, if that is not None, `_renderer`, and tells
+    the renderer of each reset and step.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "render_modes": list(RENDER_MODES),
+        "render_fps": RENDER_FPS,
+    }
+
+    _renderer: Renderer | None = None
+
+    def render(self) -> str | NDArray[np.uint8] | None:  # type: ignore[override]
+        """What it looks like now, as `render_mode` says; a warning and None without a mode.
+
+        Returns:
+            a str with ANSI colours for "ansi", uint8 (H, W, 3) for "rgb_array", None for "human".
+        """
+        if self._renderer is not None:
+            return self._renderer.frame()
+        warn_without_mode(self)
+        return None
+
+    def close(self) -> None:
+        """Close the window, if there is one."""
+        if self._renderer is not None:
+            self._renderer.close()
 
 
 def warn_without_mode(environment: gymnasium.Env[Any, Any]) -> None:

@@ -23,6 +23,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,10 +199,25 @@ def _imported(reference: str) -> Reward:
     try:
         function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"reward: {reference!r} cannot be imported ({error})") from None
+        remedy = _remedy(module_name, error)
+        raise InputError(f"reward: {reference!r} cannot be imported ({error}){remedy}") from None
     if not callable(function):
         raise InputError(f"reward: {reference!r} is not callable")
     return function
+
+
+def _remedy(module_name: str, error: Exception) -> str:
+    """What to do about a module that Python does not find.
+
+    A program that was installed, as `sde-gym` is, does not look into the working directory.
+    """
+    package = module_name.partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or error.name != package:
+        return ""
+    for path in (Path(f"{package}.py"), Path(package)):
+        if path.exists():
+            return f"; {path} is in the working directory, where Python did not look: set PYTHONPATH=."
+    return "; the folder that it lies in has to be on PYTHONPATH"
 
 
 def _is_finite(value: Any) -> bool:

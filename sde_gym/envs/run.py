@@ -137,12 +137,12 @@ def run_controller(
     chosen = chosen_texts(probe, texts)
     controller.bind(probe.depths, probe.num_layers, probe.max_draft)
     m = len(probe.depths)
-    reads = np.array([[controller.reads(phase, index) for index in range(m)] for phase in (0, 1)], dtype=bool)
+    reads = heads_read(controller, m)
     engine = ReplayEngine(
         traces, observation=controller.observation, lanes=chosen.size, reads=reads, **settings
     )
 
-    hidden = _hidden_columns(controller.observation, reads)
+    hidden = hidden_columns(controller.observation, reads)
 
     lanes = np.arange(chosen.size, dtype=np.int64)
     returns, cost = np.zeros(chosen.size), np.zeros(chosen.size)
@@ -181,7 +181,13 @@ def run_controller(
     )
 
 
-def _hidden_columns(names: tuple[str, ...], reads: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def heads_read(controller: Controller, depths: int) -> NDArray[np.bool_]:
+    """Where a controller reads the exit head, bool (2, m), by `Phase` and index of the m depths."""
+    read = [[controller.reads(phase, index) for index in range(depths)] for phase in Phase]
+    return np.array(read, dtype=bool)
+
+
+def hidden_columns(names: tuple[str, ...], reads: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Columns that are 0 for want of a head, bool (2, m, f); `reads`, bool (2, m), says which are read."""
     hidden = np.zeros((*reads.shape, len(names)), dtype=bool)
     for column, name in enumerate(names):

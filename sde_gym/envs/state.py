@@ -32,8 +32,8 @@ verification, which there is none of, costs nothing.
 ROUND = ("text", "position", "opening", "index", "phase", "proposals", "right", "branch")
 """What a row of `LaneState.rows` begins with; `COUNTERS` follow."""
 
-TOLD = ("text", "index", "phase", "proposals", *COUNTERS)
-"""Columns of it that an environment tells of."""
+TOLD = ("text", "depth", "phase", "proposals", *COUNTERS)
+"""Whole numbers that an environment tells of: columns of it, and the depth reached instead of its index."""
 
 ARRAYS = ("active", "resumable", "rows", "chain", "held", "spent", "sums")
 """Everything that a lane is: arrays whose first axis are the lanes."""

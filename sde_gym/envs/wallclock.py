@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sde_gym.decoding.autoregressive import autoregressive
 from sde_gym.decoding.round import TextDecoder
+from sde_gym.envs.engine import EPISODES
 from sde_gym.envs.model_env import ModelEnv, ModelStep
 from sde_gym.errors import InputError
 from sde_gym.models.layered import LayeredModel
@@ -26,7 +27,8 @@ class LEDEWallClockEnv(ModelEnv):
     feature of the observation needs is not computed until a token is proposed from it.
 
     ## Action Space, Observation Space, Episode End
-    As in `sde_gym/LEDE-v0`.
+    As in `sde_gym/LEDE-v0`, but for episode "token": depth selection alone verifies nothing, so that its
+    time says nothing about decoding.
 
     ## Rewards
     Tokens emitted - rho * seconds. Seconds are those spent on the model and on features; the
@@ -36,7 +38,8 @@ class LEDEWallClockEnv(ModelEnv):
     is charged when the round ends.
 
     ## Info
-    As in `sde_gym/LEDE-v0` (`head_calls` counts what was computed), and `seconds`, the time of the step.
+    As in `sde_gym/LEDE-v0` (`head_calls` counts what was computed), but `seconds`, the measured time of the
+    step, instead of `cost` and `speedup`, which a cost model foretells.
 
     ## Version History
     - v0: first version.
@@ -45,6 +48,7 @@ class LEDEWallClockEnv(ModelEnv):
         model, prompts, tasks, order, depths, observation, k, window, max_draft, max_new_tokens,
             dtype, device, threads, render_mode: as in `sde_gym/LEDELive-v0`.
         credit: "round".
+        episode: "generation" or "round".
         rho: price of a second in tokens. If not given it is measured at the first reset: plain
             decoding's tokens per second on the first text, which plain decoding then earns about 0
             with. Give it to compare runs.
@@ -56,6 +60,7 @@ class LEDEWallClockEnv(ModelEnv):
         InputError: an argument out of range; the message names it.
     """
 
+    episodes: ClassVar[tuple[str, ...]] = EPISODES[:2]
     reads_every_head = False
 
     def __init__(
@@ -68,6 +73,7 @@ class LEDEWallClockEnv(ModelEnv):
         depths: Sequence[int] | None = None,
         observation: str | Sequence[str] = "paper",
         credit: str = "round",
+        episode: str = "generation",
         k: int = 5,
         window: int = 8,
         max_draft: int = DEFAULT_MAX_DRAFT,
@@ -96,6 +102,7 @@ class LEDEWallClockEnv(ModelEnv):
             order=order,
             depths=depths,
             observation=observation,
+            episode=episode,
             k=k,
             window=window,
             max_draft=max_draft,
@@ -110,7 +117,7 @@ class LEDEWallClockEnv(ModelEnv):
         self._seconds = 0.0  # of the newest step
         self._held = 0.0  # seconds that the round has not paid yet
 
-    def _begin(self) -> None:
+    def _begin(self, resumed: bool) -> None:
         self._seconds = self._held = 0.0
         if self.rho is None:
             prompt = self._prompt_ids[self._text]

@@ -50,7 +50,8 @@ class DepthOnly(_OnePhase, RecordConstructorArgs):
         draft_length: proposals of a round, 1..max_draft.
 
     Raises:
-        InputError: draft_length out of range, or an environment of another kind.
+        InputError: draft_length out of range, or an environment of another kind, such as one of many
+            lanes.
     """
 
     def __init__(self, env: Environment, draft_length: int) -> None:
@@ -83,7 +84,8 @@ class LengthOnly(_OnePhase, RecordConstructorArgs):
         exit_depth: layers, one of the candidate depths.
 
     Raises:
-        InputError: exit_depth is no candidate, max_draft is 1, or an environment of another kind.
+        InputError: exit_depth is no candidate, max_draft is 1, or an environment of another kind, such
+            as one of many lanes.
     """
 
     def __init__(self, env: Environment, exit_depth: int) -> None:
@@ -142,7 +144,16 @@ class LengthOnly(_OnePhase, RecordConstructorArgs):
 
 
 def _attribute(env: Environment, name: str) -> Any:
-    """An attribute of the environment beneath all wrappers, or of its engine."""
+    """An attribute of the environment beneath all wrappers, or of its engine.
+
+    Raises:
+        InputError: it has none, or is no single environment.
+    """
+    if not isinstance(env, gymnasium.Env):
+        raise InputError(
+            f"env: {type(env).__name__} is not a single environment; to wrap many, use gymnasium.make_vec "
+            "with vectorization_mode='sync' and wrappers=[lambda env: ...]"
+        )
     inner: Any = env.unwrapped
     for owner in (inner, getattr(inner, "engine", None)):
         if hasattr(owner, name):

@@ -6,7 +6,13 @@ import math
 from dataclasses import dataclass
 
 from sde_gym.errors import InputError
-from sde_gym.settings import setting
+from sde_gym.settings import at_least_one, check_settings, setting
+
+_COUNTS = (
+    "layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "positions", "tokens", "batch_tokens",
+    "checkpoint_every",
+)  # fmt: skip
+_SHARES = ("warmup", "decay", "distillation", "layer_dropout")
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,8 @@ class LMTrainingSettings:
     seed: int = setting(0, "initial weights, order of windows, exits and dropped layers")
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "positions",
-                     "tokens", "batch_tokens", "checkpoint_every"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup", "decay", "distillation", "layer_dropout"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise InputError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
+        check_settings(self, _COUNTS, at_least_one, "{name} must be at least 1, not {value}")
+        check_settings(self, _SHARES, _is_share, "{name} must lie in [0, 1], not {value}")
         if not 0.0 < self.learning_rate < math.inf:
             raise InputError(f"learning_rate must be positive and finite, not {self.learning_rate}")
         if self.own_tokens < 0:
@@ -86,6 +87,10 @@ class LMTrainingSettings:
             return [(float(a), int(b)) for a, b in (part.split(":") for part in self.windows.split(","))]
         except ValueError:
             raise InputError(f"windows must look like '0:256,0.75:512', not {self.windows!r}") from None
+
+
+def _is_share(value: float) -> bool:
+    return 0.0 <= value <= 1.0
 
 
 def parse_integers(text: str) -> tuple[int, ...]:

@@ -87,11 +87,11 @@ def train_lm(
 def _train(
     settings: LMTrainingSettings, out: Path, progress: Progress | None, root: Path | None
 ) -> dict[str, Any]:
-    out.mkdir(parents=True, exist_ok=True)
     train_texts, test_texts = corpus.split_library(root)
     if not train_texts or not test_texts:
         raise InputError(f"{root or library_root()} holds no module to train on, or none that is held out")
     initial = _initial_model(settings) if settings.init else None
+    out.mkdir(parents=True, exist_ok=True)  # not before what may be refused
     tokenizer = _tokenizer(settings, out, train_texts, initial)
     stream = torch.from_numpy(corpus.tokenize(tokenizer, train_texts))
     test_stream = torch.from_numpy(corpus.tokenize(tokenizer, test_texts))
@@ -259,10 +259,10 @@ def _tokenizer(
 
 
 def jsonl_logger(path: Path) -> Progress:
-    """A progress callback that appends every record to a JSONL file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A progress callback that appends every record to a JSONL file, whose folder the first one makes."""
 
     def log(record: dict[str, float]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")
 

@@ -11,7 +11,20 @@ from typing import Any
 from sde_gym.errors import InputError
 from sde_gym.offline.buffer import check_returns
 from sde_gym.policies.observation import resolve_observation
-from sde_gym.settings import DEFAULT_MAX_DRAFT, setting
+from sde_gym.settings import (
+    DEFAULT_MAX_DRAFT,
+    at_least_one,
+    check_settings,
+    is_number,
+    is_whole,
+    setting,
+)
+
+_COUNTS = (
+    "k", "window", "max_draft", "episodes", "batch_size", "gradient_steps", "target_update_interval",
+    "evaluate_every", "threads",
+)  # fmt: skip
+_NUMBERS = ("final_token_reward", "epsilon", "gamma", "learning_rate")
 
 
 @dataclass(frozen=True)
@@ -60,26 +73,16 @@ class DQNSettings:
             given = getattr(self, field.name)
             if isinstance(field.default, (bool, str)) and not isinstance(given, type(field.default)):
                 raise InputError(f"{field.name} is {given!r}; it must be a {type(field.default).__name__}")
-        for name in ("k", "window", "max_draft", "episodes", "batch_size", "gradient_steps", "n_steps",
-                     "target_update_interval", "evaluate_every", "threads", "seed"):  # fmt: skip
-            whole = getattr(self, name)
-            if isinstance(whole, bool) or not isinstance(whole, int):
-                raise InputError(f"{name} is {whole!r}; it must be a whole number")
-        for name in ("final_token_reward", "epsilon", "gamma", "learning_rate"):
-            number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise InputError(f"{name} is {number!r}; it must be a number")
+        whole = (*_COUNTS, "n_steps", "seed")
+        check_settings(self, whole, is_whole, "{name} is {value!r}; it must be a whole number")
+        check_settings(self, _NUMBERS, is_number, "{name} is {value!r}; it must be a number")
         for name in ("hidden", "depths"):
             items = getattr(self, name)
             if items is not None and not (
                 isinstance(items, tuple) and all(type(item) is int for item in items)
             ):
                 raise InputError(f"{name} is {items!r}; it must be a tuple of whole numbers")
-        for name in ("k", "window", "max_draft", "episodes", "batch_size", "gradient_steps",
-                     "target_update_interval", "evaluate_every", "threads"):  # fmt: skip
-            value = getattr(self, name)
-            if value < 1:
-                raise InputError(f"{name} is {value}; it must be at least 1")
+        check_settings(self, _COUNTS, at_least_one, "{name} is {value}; it must be at least 1")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed is {self.seed}; it must be at least 0 and below 2**63")
         check_returns(self.n_steps, self.gamma)

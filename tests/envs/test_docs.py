@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable
@@ -13,12 +14,20 @@ import pytest
 
 import sde_gym  # noqa: F401, registers the environments
 from sde_gym.envs.accelerate import ACCELERATORS, MANY_LANES
-from sde_gym.envs.engine import CREDITS, EPISODES
+from sde_gym.envs.engine import CREDITS, EPISODES, ReplayEngine
 from sde_gym.envs.lede import LEDEEnv
 from sde_gym.envs.live import LEDELiveEnv
 from sde_gym.envs.order import ORDERS
 from sde_gym.envs.rendering import RENDER_MODES
-from sde_gym.envs.rewards import ACCEPTED_REWARD, CONTINUE_REWARD, REJECTED_REWARD, REWARDS, LEDEReward
+from sde_gym.envs.rewards import (
+    ACCEPTED_REWARD,
+    CONTINUE_REWARD,
+    REJECTED_REWARD,
+    REWARDS,
+    LEDEReward,
+    StepOutcome,
+)
+from sde_gym.envs.vector import LEDEVectorEnv
 from sde_gym.envs.wallclock import LEDEWallClockEnv
 from sde_gym.envs.wrappers import DepthOnly, LengthOnly
 from sde_gym.errors import InputError
@@ -55,6 +64,21 @@ def test_the_rewards_are_those_paid() -> None:
     assert found == paid
     for name in REWARDS:
         assert f'`reward="{name}"`' in PAGE
+
+
+def test_a_reward_is_told_what_it_is_given(toy_traces: TraceSet) -> None:
+    """Every field of the outcome stands in order, with the dtype that the engine really gives it."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| (?:(\w+) \(n,\), )?", marked(PAGE, "outcome"), re.MULTILINE))
+    assert list(rows) == [field.name for field in dataclasses.fields(StepOutcome)]
+    engine = ReplayEngine(toy_traces, lanes=3)
+    engine.reset_lanes([0, 1, 2], [0, 1, 2])
+    *_, outcome = engine.step([0, 1, 1])
+    for name, dtype in rows.items():
+        found = getattr(outcome, name)
+        if name == "num_layers":
+            assert (dtype, found) == ("", toy_traces.num_layers)
+        else:
+            assert (found.dtype.name, found.shape) == (dtype, (3,)), name
 
 
 def test_the_actions_are_numbered_so() -> None:
@@ -130,6 +154,8 @@ def test_the_messages_are_those_raised(toy_traces: TraceSet) -> None:
         lambda: make(render_mode="..."),
         lambda: LengthOnly(make(), 5),
         lambda: DepthOnly(make(), 13),
+        lambda: DepthOnly(LEDEVectorEnv(2, toy_traces), 4),  # type: ignore[arg-type]
+        lambda: make(reward="rewards_of_nobody:nothing"),
         lambda: make().step(0),
     ]
     for message, call in zip(messages, provoked, strict=True):

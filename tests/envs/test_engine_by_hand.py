@@ -1,9 +1,9 @@
-"""Cases worked on paper: every number below was written down before the engine ran.
+"""Cases worked on paper, without overrun: every number below was written down before the engine ran.
 
 All use L = 8, depths 2 and 4, window 2 and texts from `written_traces`: the surprise at row t is
 (10 t + 1) / 100 at depth 2, (10 t + 2) / 100 at depth 4 and 10 t / 100 at the last layer. A right
 proposal earns 1.75 at depth 2 and 1.5 at depth 4, a wrong one -1.25 and -1.5; every token of the
-last layer earns 1.
+last layer earns 1. A round ends at its first wrong proposal; `test_overrun_by_hand` drafts on behind it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from sde_gym.envs.engine import ReplayEngine
 from tests.builders import EOS, written_traces
-
-EXIT, CONTINUE = 1, 0
-SELECT, DRAFT = 0, 1
-OVER = None
-WRONG = 9
-
-# One row a step: action, reward | then: phase, depth, draft length, trace (None: the text is over)
-#                 | layer passes, sequential layers, heads, tokens so far.
-Step = tuple[int, float, tuple[int, int, int, float] | None, tuple[int, int, int, int]]
+from tests.envs.by_hand import CONTINUE, DRAFT, EXIT, OVER, SELECT, WRONG, State, Step, check_table
 
 
 def play(
@@ -32,39 +23,14 @@ def play(
     steps: list[Step],
     *,
     end: str = "budget",
-    start: tuple[int, int, int, float] = (SELECT, 2, 0, 0.0),
+    start: State = (SELECT, 2, 0, 0.0),
     recorded: int | None = None,
     **settings: Any,
 ) -> None:
     """Check a table; `wrong` gives the positions whose proposals differ from the text, and theirs."""
     proposals = [[wrong.get(t, token)] * 2 for t, token in enumerate(tokens)]
     traces = written_traces(tokens, proposals, end=end, depths=(2, 4), num_layers=8, max_new_tokens=recorded)
-    engine = ReplayEngine(
-        traces, observation=("trace", "depth", "phase", "draft_length"), **{"window": 2, **settings}
-    )
-    observation = engine.reset_lanes([0], [0])
-    check_state(observation[0], start, engine.max_draft, "reset")
-    for number, (action, reward, state, counters) in enumerate(steps):
-        where = f"step {number}"
-        observation, paid, terminated, _ = engine.step([action])
-        assert paid[0] == pytest.approx(reward), where
-        assert bool(terminated[0]) == (state is OVER), where
-        check_state(observation[0], state, engine.max_draft, where)
-        counted = engine.counters()
-        names = ("layer_passes", "sequential_layers", "head_calls", "tokens")
-        assert tuple(int(counted[name][0]) for name in names) == counters, where
-    assert terminated[0]
-
-
-def check_state(
-    row: np.ndarray, state: tuple[int, int, int, float] | None, max_draft: int, where: str
-) -> None:
-    if state is OVER:
-        assert row.tolist() == [0.0] * 4, where
-        return
-    phase, depth, draft_length, trace = state
-    expected = [trace, depth / 8, phase, draft_length / max_draft]
-    np.testing.assert_allclose(row, expected, atol=1e-6, err_msg=where)
+    check_table(traces, start, steps, ("trace",), **{"window": 2, **settings})
 
 
 def test_full_draft_of_max_draft() -> None:

@@ -36,6 +36,8 @@ from tests.envs.test_live_parity import DEPTHS, POLICIES, TOKENS, tiny_model
 
 NEAR_TIE = 1e-3  # between the two best logits
 CLOSE = 1e-4  # between observations
+SAME = 1e-9  # between rewards, and relative between costs
+EPISODES = ("generation", "round", "token")
 
 Policy = Controller | Callable[[View], np.ndarray]
 
@@ -124,8 +126,21 @@ class Tally:
         assert self.decision_ties <= 0.05 * self.texts
 
 
+def agree(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether two infos say the same; costs are sums that may be taken in different orders."""
+    exact = [
+        [(key, value) for key, value in info.items() if key not in ("cost", "speedup")]
+        for info in (found, expected)
+    ]
+    return (
+        list(found) == list(expected)
+        and exact[0] == exact[1]
+        and all(found[key] == pytest.approx(expected[key], rel=SAME) for key in ("cost", "speedup"))
+    )
+
+
 def compare(tally: Tally, replay: LEDEEnv, other: LEDELiveEnv, policies: list[Policy], text: str) -> int:
-    """One episode in both environments; how many steps agreed to the end."""
+    """One text, episode after episode, in both environments; how many steps agreed to the end."""
     tally.texts += 1
     envs = (replay, other)
     for policy in policies:
@@ -133,9 +148,14 @@ def compare(tally: Tally, replay: LEDEEnv, other: LEDELiveEnv, policies: list[Po
             policy.bind(DEPTHS, 6, replay.engine.max_draft)
             policy.reset(np.zeros(1, np.int64))
     states: list[Any] = [env.reset(options={"text": text}) for env in envs]
-    assert states[0][1] == states[1][1]
     steps, over = 0, False
-    while not over:
+    last = int(replay.engine.tables.limit[replay.traces.index_of(text)]) - 1
+    while True:
+        if over:
+            if states[0][-1]["tokens"] == last:
+                return steps
+            states = [env.reset() for env in envs]
+        assert agree(states[0][-1], states[1][-1]), states
         np.testing.assert_allclose(states[0][0], states[1][0], atol=CLOSE)
         actions = [
             decide(policy, state[0], state[-1]) for policy, state in zip(policies, states, strict=True)
@@ -144,23 +164,25 @@ def compare(tally: Tally, replay: LEDEEnv, other: LEDELiveEnv, policies: list[Po
             tally.decision_ties += 1
             return steps
         states = [env.step(action) for env, action in zip(envs, actions, strict=True)]
-        same = states[0][2:] == states[1][2:] and abs(states[0][1] - states[1][1]) < 1e-9
-        if not same:
+        same = states[0][2:4] == states[1][2:4] and abs(states[0][1] - states[1][1]) < SAME
+        if not (same and agree(states[0][-1], states[1][-1])):
             assert near_ties(replay.traces, replay.traces.index_of(text)), states
             tally.near_ties += 1
             return steps
         steps, over = steps + 1, states[0][2]
-    return steps
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("max_draft", [12, 3])
-def test_live_is_replay(policy: str, max_draft: int, tiny: Bench) -> None:
+@pytest.mark.parametrize(
+    ("episode", "max_draft"), [("generation", 12), ("generation", 3), ("round", 12), ("token", 12)]
+)
+def test_live_is_replay(policy: str, episode: str, max_draft: int, tiny: Bench) -> None:
     """Every policy: same actions, observations, rewards, ends, counters and info, and the true text."""
     tally, steps = Tally(), 0
-    settings: dict[str, Any] = {"observation": "extended", "max_draft": max_draft}
+    settings: dict[str, Any] = {"observation": "extended", "max_draft": max_draft, "episode": episode}
     replay, other = LEDEEnv(tiny.traces, **settings), live_env(tiny, **settings)
-    for number, text in enumerate(tiny.traces.text_ids):
+    for number in range(0, len(tiny.traces), 1 if episode == "generation" else 2):
+        text = tiny.traces.text_ids[number]
         steps += compare(tally, replay, other, [POLICIES[policy](max_draft) for _ in range(2)], text)
         assert other.decoder is not None
         if other.decoder.finished:
@@ -171,6 +193,7 @@ def test_live_is_replay(policy: str, max_draft: int, tiny: Bench) -> None:
     tally.check()
 
 
+@pytest.mark.parametrize("episode", EPISODES)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -184,11 +207,11 @@ def test_live_is_replay(policy: str, max_draft: int, tiny: Bench) -> None:
     ],
     ids=str,
 )
-def test_live_is_replay_with_every_setting(settings: dict[str, Any], tiny: Bench) -> None:
+def test_live_is_replay_with_every_setting(settings: dict[str, Any], episode: str, tiny: Bench) -> None:
     tally = Tally()
-    settings = {"observation": "extended", **settings}
+    settings = {"observation": "extended", "episode": episode, **settings}
     replay, other = LEDEEnv(tiny.traces, **settings), live_env(tiny, **settings)
-    for seed, text in enumerate(tiny.traces.text_ids):
+    for seed, text in enumerate(tiny.traces.text_ids[:: 1 if episode == "generation" else 3]):
         compare(tally, replay, other, [RandomController(0.7, seed) for _ in range(2)], text)
     tally.check()
 
@@ -214,8 +237,54 @@ def test_any_observation(names: Any, endless: Bench) -> None:
             action = int(rng.random() < 0.7)
             states = [env.step(action) for env in (replay, other)]
             np.testing.assert_allclose(states[0][0], states[1][0], atol=CLOSE)
-            assert states[0][2:] == states[1][2:]
+            assert states[0][2:4] == states[1][2:4]
+            assert agree(states[0][-1], states[1][-1])
             over = states[0][2]
+
+
+@pytest.mark.parametrize("episode", EPISODES)
+def test_reset_starts_and_resumes_as_in_replay(episode: str, endless: Bench) -> None:
+    """Any resets between any steps: the same text, tokens and counters stand behind each of them."""
+    settings: dict[str, Any] = {"episode": episode, "observation": "extended"}
+    envs = LEDEEnv(endless.traces, **settings), live_env(endless, **settings)
+    for env in envs:
+        env.reset(seed=1)
+    rng, resumed = np.random.default_rng(2), 0
+    choices: list[dict[str, Any]] = [{}, {}, {}, {}, {"seed": 3}, {"options": {"text": 2}}]
+    for _ in range(60):
+        reset = choices[int(rng.integers(len(choices)))]
+        states: list[Any] = [env.reset(**reset) for env in envs]
+        resumed += states[0][1]["tokens"] > 0
+        for action in (rng.random(int(rng.integers(1, 9))) < 0.6).astype(int).tolist():
+            assert agree(states[0][-1], states[1][-1]), states
+            np.testing.assert_allclose(states[0][0], states[1][0], atol=CLOSE)
+            states = [env.step(action) for env in envs]
+            if states[0][2]:
+                break
+        assert agree(states[0][-1], states[1][-1]), states
+    assert (resumed > 10) == (episode != "generation")
+
+
+def test_a_walk_goes_on_with_the_true_token_at_the_cost_of_the_walk(endless: Bench) -> None:
+    """Left at depth 1 all the time: one layer and one head a token, however many proposals are wrong."""
+    env = live_env(endless, episode="token", observation=["trace"])
+    _, info = env.reset(options={"text": 0})
+    assert (info["cost"], info["speedup"]) == (0.0, 1.0)
+    assert env.decoder is not None
+    result, walks = env.decoder.result, 0
+    tokens = endless.traces.tokens_of(0).tolist()
+    while not env.decoder.finished:
+        if walks:
+            env.reset()
+        assert env.step(1)[2]
+        walks += 1
+        assert result.tokens == tokens[: walks + 1]
+    assert walks == len(tokens) - 1
+    assert (result.layer_passes, result.sequential_layers, result.head_calls) == (walks, walks, walks)
+    assert 0 < env.decoder.accepted < env.decoder.drafted == walks
+    assert [depth for depth, fate in zip(result.depths, result.fates, strict=True) if fate == "final"] == [
+        6
+    ] * (walks - env.decoder.accepted)
 
 
 def test_the_order_of_texts_is_that_of_replay(endless: Bench) -> None:
@@ -359,7 +428,8 @@ def test_gymnasium_checker(name: str, made: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(gymnasium.make(name, **made).unwrapped)
-        check_env(gymnasium.make(name, **made, observation="extended", render_mode="ansi").unwrapped)
+        other: dict[str, Any] = {"observation": "extended", "episode": "round", "render_mode": "ansi"}
+        check_env(gymnasium.make(name, **made, **other).unwrapped)
 
 
 def test_stable_baselines3_checker(name: str, made: dict[str, Any]) -> None:
@@ -376,6 +446,24 @@ def test_the_spec_survives_json(name: str, made: dict[str, Any]) -> None:
     assert spec.nondeterministic == (name == IDS[1])
     again = gymnasium.make(spec)
     assert timeless(episode(again, 3, seed=1)) == timeless(episode(env, 3, seed=1))
+
+
+@pytest.mark.parametrize(("kind", "episode"), [(IDS[0], "round"), (IDS[0], "token"), (IDS[1], "round")])
+def test_a_shorter_episode_can_be_copied_in_the_middle_and_at_its_end(
+    kind: str, episode: str, made: dict[str, Any]
+) -> None:
+    env = gymnasium.make(kind, **{**made, "max_new_tokens": 5}, observation="extended", episode=episode)
+    env.reset(seed=5)
+    rng, over, texts = np.random.default_rng(0), False, set()
+    for _ in range(30):
+        twin = pickle.loads(pickle.dumps(env))  # noqa: S301
+        action = int(rng.random() < 0.6)
+        results: list[Any] = [each.reset() if over else each.step(action) for each in (env, twin)]
+        rows = [(observation.tolist(), *rest) for observation, *rest in results]
+        assert timeless(rows[:1]) == timeless(rows[1:])
+        over = not over and results[0][2]
+        texts.add(results[0][-1]["text"])
+    assert len(texts) > 1
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])  # noqa: S301
@@ -398,11 +486,11 @@ def test_types_and_info_keys(name: str, made: dict[str, Any], toy_traces: TraceS
     env = gymnasium.make(name, **made)
     _, first = env.reset(seed=0)
     _, replayed = LEDEEnv(toy_traces).reset(seed=0)
-    extra = {"seconds": float} if name == IDS[1] else {}
-    assert {key: type(value) for key, value in first.items()} == {
-        **{key: type(value) for key, value in replayed.items()},
-        **extra,
-    }
+    expected = {key: type(value) for key, value in replayed.items()}
+    if name == IDS[1]:  # it has measured time instead
+        del expected["cost"], expected["speedup"]
+        expected["seconds"] = float
+    assert list({key: type(value) for key, value in first.items()}.items()) == list(expected.items())
     terminated = False
     while not terminated:
         observation, reward, terminated, truncated, info = env.step(1)
@@ -416,15 +504,20 @@ def test_types_and_info_keys(name: str, made: dict[str, Any], toy_traces: TraceS
     assert not observation.any()
 
 
-def test_rendering_shows_what_replay_shows(endless: Bench) -> None:
-    replay = LEDEEnv(endless.traces, render_mode="ansi")
-    other = live_env(endless, render_mode="ansi")
+@pytest.mark.parametrize("kind", EPISODES)
+def test_rendering_shows_what_replay_shows(kind: str, endless: Bench) -> None:
+    replay = LEDEEnv(endless.traces, render_mode="ansi", episode=kind)
+    other = live_env(endless, render_mode="ansi", episode=kind)
     rng = np.random.default_rng(0)
     for text in endless.traces.text_ids[:3]:
         for env in (replay, other):
             env.reset(options={"text": text})
-        over = False
-        while not over:
+        assert other.decoder is not None
+        decoder, over = other.decoder, False
+        while not decoder.finished:
+            if over:
+                replay.reset()
+                other.reset()
             snapshots = [env._renderer.scene.snapshot() for env in (replay, other)]  # type: ignore[union-attr]
             chances = [[rung.probability for rung in snapshot.rungs] for snapshot in snapshots]
             np.testing.assert_allclose(*chances, atol=CLOSE)
@@ -440,6 +533,42 @@ def test_rendering_shows_what_replay_shows(endless: Bench) -> None:
             action = int(rng.random() < 0.7)
             over = [env.step(action) for env in (replay, other)][1][2]
         assert isinstance(other.render(), str)
+
+
+@pytest.mark.parametrize("mode", ["sync", None])
+@pytest.mark.parametrize("episode_kind", EPISODES)
+def test_a_vector_shares_a_model(
+    mode: str | None, episode_kind: str, endless: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lane i of seed s is the environment of seed s + i, and no lane has a model of its own."""
+    monkeypatch.setattr(LayeredModel, "__deepcopy__", failing, raising=False)
+    settings: dict[str, Any] = {
+        "model": endless.model, "prompts": endless.prompts, "depths": DEPTHS, "max_new_tokens": TOKENS,
+        "episode": episode_kind,
+    }  # fmt: skip
+    envs = gymnasium.make_vec(IDS[0], num_envs=2, vectorization_mode=mode, **settings)
+    assert isinstance(envs, gymnasium.vector.SyncVectorEnv)
+    singles = [LEDELiveEnv(**settings) for _ in range(2)]
+    observations, infos = envs.reset(seed=5)
+    states: list[Any] = [env.reset(seed=5 + lane) for lane, env in enumerate(singles)]
+    over, rng, ends = [False, False], np.random.default_rng(0), 0
+    for _ in range(60):
+        for lane, state in enumerate(states):
+            np.testing.assert_array_equal(observations[lane], state[0])
+            assert {key: infos[key][lane] for key in state[-1]} == state[-1]
+        actions = (rng.random(2) < 0.6).astype(np.int64)
+        observations, rewards, ended, _, infos = envs.step(actions)
+        for lane, env in enumerate(singles):
+            if over[lane]:
+                observation, info = env.reset()
+                states[lane] = (observation, 0.0, False, False, info)
+            else:
+                states[lane] = env.step(actions[lane])
+            assert (rewards[lane], ended[lane]) == states[lane][1:3]
+        over = ended.tolist()
+        ends += sum(over)
+    assert ends > 2
+    envs.close()
 
 
 @pytest.mark.parametrize("threads", [None, 2])
@@ -473,7 +602,10 @@ def test_the_clock_pays_tokens_less_time(endless: Bench) -> None:
         assert any(step[1] == 0.0 for step in steps)  # proposals wait for their round's end
 
 
-def test_a_clock_that_counts_layers_is_replay(endless: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", EPISODES[:2])
+def test_a_clock_that_counts_layers_is_replay(
+    kind: str, endless: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Time where the unit cost model has it: at the steps that cause it, held back alike."""
     run, clock = endless.model.stack.run, [0.0]
 
@@ -483,14 +615,19 @@ def test_a_clock_that_counts_layers_is_replay(endless: Bench, monkeypatch: pytes
 
     monkeypatch.setattr(endless.model.stack, "run", counted)
     monkeypatch.setattr("sde_gym.envs.model_env.perf_counter", lambda: clock[0])
-    replay = LEDEEnv(endless.traces, reward="speed", rho=0.3, credit="round")
-    env = clock_env(endless, rho=0.3)
+    replay = LEDEEnv(endless.traces, reward="speed", rho=0.3, credit="round", episode=kind)
+    env = clock_env(endless, rho=0.3, episode=kind)
     for number, text in enumerate(endless.traces.text_ids):
-        expected = episode(replay, number, p=0.7, options={"text": text})
-        found = episode(env, number, p=0.7, options={"text": text})
-        np.testing.assert_allclose([s[1] for s in found[1:]], [s[1] for s in expected[1:]], atol=1e-9)
-        for ours, theirs in zip(found, expected, strict=True):
-            assert {**ours[-1], "seconds": 0} == {**theirs[-1], "seconds": 0}
+        reset: dict[str, Any] = {"options": {"text": text}}
+        while reset or (env.decoder is not None and not env.decoder.finished):
+            expected = episode(replay, number, p=0.7, **reset)
+            found = episode(env, number, p=0.7, **reset)
+            np.testing.assert_allclose([s[1] for s in found[1:]], [s[1] for s in expected[1:]], atol=SAME)
+            for ours, theirs in zip(found, expected, strict=True):
+                assert {**theirs[-1], **ours[-1]} == {**theirs[-1], "seconds": ours[-1]["seconds"]}
+                assert not {"cost", "speedup"} & set(ours[-1])
+            assert found[0][-1]["seconds"] == 0.0
+            reset = {}
 
 
 def test_rho_is_measured_once_if_not_given(endless: Bench) -> None:
@@ -527,6 +664,7 @@ def test_the_clock_pays_no_head_that_nobody_reads(endless: Bench) -> None:
         ({"prompts": 3}, "prompts: 3 is neither a set's name"),
         ({"prompts": "no-such-file"}, "'no-such-file': neither a prompt set nor an existing file"),
         ({"tasks": ["poem"]}, "tasks: no text has task 'poem'"),
+        ({"episode": "text"}, "episode: 'text' is not one of generation, round"),
         ({"order": "random"}, "order: 'random' is not one of shuffled, sequential"),
         ({"depths": [6]}, r"depths: 6 is out of range \(1..5\)"),
         ({"depths": [3, 2]}, "depths must be increasing"),
@@ -552,6 +690,7 @@ def test_wrong_arguments_are_named(kind: Any, kwargs: dict[str, Any], message: s
         (LEDELiveEnv, {"credit": "later"}, "credit: 'later' is not one of immediate, round"),
         (LEDELiveEnv, {"rho": 1.0}, "rho: 1.0 only means something for reward 'speed'"),
         (LEDEWallClockEnv, {"credit": "immediate"}, "credit: 'immediate' cannot be given here"),
+        (LEDEWallClockEnv, {"episode": "token"}, "episode: 'token' is not one of generation, round"),
         (LEDEWallClockEnv, {"rho": -1.0}, "rho: -1.0 is not a finite number of at least 0"),
         (LEDEWallClockEnv, {"rho": "fast"}, "rho: 'fast' is not a finite number"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,3 +90,25 @@ def test_a_reward_that_cannot_be_paid_is_named(reward: Any, toy_traces: TraceSet
     engine.reset_lanes([0], [0])
     with pytest.raises(InputError, match=r"reward: .* it has to take a StepOutcome"):
         engine.step([1])
+
+
+def test_a_module_in_the_working_directory_is_pointed_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed command does not look there; PYTHONPATH=. makes it."""
+    (tmp_path / "rewards_of_mine.py").write_text("def nothing(outcome):\n    return 0.0 * outcome.layers\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+    unit = StepCosts(unit_cost(10), (4, 8), 12)
+    message = r"rewards_of_mine.py is in the working directory, where Python did not look: set PYTHONPATH=\."
+    with pytest.raises(InputError, match=message):
+        resolve_reward("rewards_of_mine:nothing", unit)
+    with pytest.raises(InputError, match="the folder that it lies in has to be on PYTHONPATH"):
+        resolve_reward("rewards_of_nobody:nothing", unit)
+    with pytest.raises(InputError, match=r"cannot be imported \(module 'math' has no attribute 'nothing'\)$"):
+        resolve_reward("math:nothing", unit)
+    monkeypatch.syspath_prepend(".")
+    try:
+        assert callable(resolve_reward("rewards_of_mine:nothing", unit))
+    finally:
+        sys.modules.pop("rewards_of_mine", None)

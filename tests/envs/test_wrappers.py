@@ -193,6 +193,19 @@ def test_what_cannot_be_wrapped_is_refused(toy_folder: Path) -> None:
             wrap(gymnasium.make("CartPole-v1"))
 
 
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_many_lanes_are_refused_and_the_remedy_works(wrap: Wrap, toy_folder: Path) -> None:
+    lanes = gymnasium.make_vec("sde_gym/LEDE-v0", num_envs=2, traces=str(toy_folder))
+    with pytest.raises(InputError, match=r"env: LEDEVectorEnv is not a single environment; .*'sync'"):
+        wrap(lanes)  # type: ignore[arg-type]
+    envs = gymnasium.make_vec(
+        "sde_gym/LEDE-v0", num_envs=2, vectorization_mode="sync", wrappers=[wrap], traces=str(toy_folder)
+    )
+    envs.reset(seed=0)
+    observation, *_ = envs.step(np.array([1, 1]))
+    assert observation.shape == (2, 3)
+
+
 def test_a_reward_before_the_first_decision_is_paid_with_it() -> None:
     """L = 8, exit at the second depth, 4: a step deeper, the first proposal, then the agent's."""
     traces = written_traces(
