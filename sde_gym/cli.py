@@ -575,6 +575,39 @@ def bench_env(
         console.print(f"{json}: every measurement", soft_wrap=True)
 
 
+@bench_app.command("train")
+def bench_train(
+    traces: Annotated[str, typer.Option(help="A trace set's name or its folder.")] = "stdlib-20m",
+    algorithm: Annotated[str, typer.Option(help="As in agents/offline_any.py.")] = "double_dqn",
+    batch_size: Annotated[int, typer.Option(min=1, help="Transitions in one gradient step.")] = 256,
+    gradient_steps: Annotated[int, typer.Option(min=1, help="Of each run.")] = 4000,
+    evaluate_every: Annotated[int, typer.Option(min=1, help="Gradient steps between checkpoints.")] = 500,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each way.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of data and weights.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="JSON file for every run.")] = None,
+) -> None:
+    """Count gradient steps a second of our mini-batches beside d3rlpy's fit, and compare their curves."""
+    from sde_gym.offline import DQNSettings
+    from sde_gym.offline.bench_update import bench_update, report
+
+    settings = DQNSettings(
+        batch_size=batch_size, gradient_steps=gradient_steps, evaluate_every=evaluate_every, seed=seed
+    )
+    with progress_bars() as advance:
+        found = bench_update(
+            traces,
+            settings,
+            algorithm=algorithm,
+            repeats=repeats,
+            progress=lambda done, total, way: advance("measure", done, total, way),
+        )
+    console = Console(highlight=False)
+    console.print(report(found), soft_wrap=True)
+    if json is not None:
+        found.save(json)
+        console.print(f"{json}: every run", soft_wrap=True)
+
+
 def _use_threads(threads: int | None) -> None:
     if threads is not None:
         import torch

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from sde_gym.cli import app
 from sde_gym.errors import InputError
 from sde_gym.options import settings_command, with_settings
-from sde_gym.settings import setting
+from sde_gym.settings import DEFAULT_DRAFT_LENGTH, setting
 from sde_gym.terminal import INTERRUPTED, SentenceGroup, progress_bars, results_table
 
 LAYERS = 4
@@ -214,6 +214,12 @@ def test_train_lm_passes_its_settings_on(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "1.500 bits per byte" in result.stdout
     assert "depth   1: agrees with the final layer on 25.0%" in result.stdout
     assert (tmp_path / "log.jsonl").read_text().count("\n") == 1
+
+
+def test_generate_says_how_long_a_static_draft_is() -> None:
+    shown = " ".join(run("generate", "--help").output.replace("│", " ").split())
+    assert f"Always draft at this depth, {DEFAULT_DRAFT_LENGTH} tokens or --draft-length" in shown
+    assert f"Always draft so many tokens; {DEFAULT_DRAFT_LENGTH} if not given" in shown
 
 
 def test_generate_takes_a_prompt_from_a_file(tiny_model: Path, tmp_path: Path) -> None:

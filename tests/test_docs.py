@@ -45,5 +45,6 @@ def test_examples_compile(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in PAGES if examples(read_page(name))])
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where examples leave their files
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     for number, code in enumerate(examples(read_page(name))):
         exec(compile(code, f"docs/{name}.md, example {number}", "exec"), {"__name__": "__main__"})

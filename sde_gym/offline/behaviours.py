@@ -7,12 +7,14 @@ anything else with known probabilities.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sde_gym.envs.run import heads_read, hidden_columns
 from sde_gym.errors import InputError
 from sde_gym.policies.controller import Controller, RoundOutcome, View
 from sde_gym.policies.rules import StaticController, ThresholdController
@@ -31,10 +33,14 @@ class Behaviour(Protocol):
     Attributes:
         name: for logs.
         observation: the features that it reads, in order; may be empty.
+        k: tokens that its feature `confidence` averages; None = no opinion.
+        window: tokens that its feature `trace` averages; None = no opinion.
     """
 
     name: str
     observation: tuple[str, ...]
+    k: int | None
+    window: int | None
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
         """Learn the setting; raises InputError if it does not fit."""
@@ -49,13 +55,15 @@ class Behaviour(Protocol):
         """Learn how rounds ended."""
 
     def describe(self) -> dict[str, Any]:
-        """Everything that defines it, as plain JSON values."""
+        """Everything that defines it, as plain JSON values; see `behaviour_names.rebuild_behaviour`."""
 
 
 class UniformRandom:
     """Exits with a fixed probability, whatever it sees."""
 
     observation: tuple[str, ...] = ()
+    k: int | None = None
+    window: int | None = None
 
     def __init__(self, exit_probability: float = 0.5) -> None:
         """Args:
@@ -90,7 +98,8 @@ class UniformRandom:
 class EpsilonGreedy:
     """Follows a deterministic controller, but with probability epsilon flips a fair coin instead.
 
-    The controller's action has propensity 1 - epsilon / 2, the other one epsilon / 2.
+    The controller's action has propensity 1 - epsilon / 2, the other one epsilon / 2. It is shown what
+    the decoder would show it: features of a head are 0 where it does not read that head.
     """
 
     def __init__(self, controller: Controller, epsilon: float) -> None:
@@ -109,10 +118,13 @@ class EpsilonGreedy:
         self.observation = controller.observation
         self.k: int | None = getattr(controller, "k", None)
         self.window: int | None = getattr(controller, "window", None)
+        self._hidden: NDArray[np.bool_] | None = None  # (2, m, f), None where nothing is hidden
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
         """The controller's own check."""
         self.controller.bind(depths, num_layers, max_draft)
+        hidden = hidden_columns(self.observation, heads_read(self.controller, len(depths)))
+        self._hidden = hidden if hidden.any() else None
 
     def reset(self, lanes: NDArray[np.int64]) -> None:
         """Passed on."""
@@ -120,7 +132,10 @@ class EpsilonGreedy:
 
     def exit_probability(self, view: View) -> NDArray[np.float64]:
         """Epsilon / 2, plus 1 - epsilon where the controller exits."""
-        actions = self.controller.act(view).astype(np.float64)
+        if self._hidden is not None:
+            unread = self._hidden[view.phase, view.depth_index]
+            view = dataclasses.replace(view, observation=np.where(unread, np.float32(0), view.observation))
+        actions = np.asarray(self.controller.act(view)).astype(np.float64)
         return np.asarray(self.epsilon / 2 + (1 - self.epsilon) * actions, dtype=np.float64)
 
     def feedback(self, outcome: RoundOutcome) -> None:
@@ -128,8 +143,27 @@ class EpsilonGreedy:
         self.controller.feedback(outcome)
 
     def describe(self) -> dict[str, Any]:
-        """The controller's name and epsilon."""
-        return {"kind": "epsilon_greedy", "controller": self.controller.name, "epsilon": self.epsilon}
+        """The controller and epsilon."""
+        controller = describe_controller(self.controller)
+        return {"kind": "epsilon_greedy", "controller": controller, "epsilon": self.epsilon}
+
+
+def describe_controller(controller: Controller) -> dict[str, Any]:
+    """A rule as plain JSON values; of any other controller class and name, which do not rebuild it."""
+    if type(controller) is StaticController:
+        return {
+            "kind": "static",
+            "exit_depth": controller.exit_depth,
+            "draft_length": controller.draft_length,
+        }
+    if type(controller) is ThresholdController:
+        return {
+            "kind": "threshold",
+            "threshold": controller.threshold.tolist(),
+            "draft_threshold": controller.draft_threshold.tolist(),
+        }
+    kind = type(controller)
+    return {"kind": "other", "class": f"{kind.__module__}:{kind.__qualname__}", "name": controller.name}
 
 
 class _Mixture:
@@ -143,7 +177,8 @@ class _Mixture:
             weights: positive, one for each; equal if None. They are normalised.
 
         Raises:
-            InputError: no component, or weights that do not fit.
+            InputError: no component, weights that do not fit, or components that were made for
+                different `k` or `window`.
         """
         shares = np.asarray([1.0] * len(components) if weights is None else weights, dtype=np.float64)
         if not components or shares.shape != (len(components),) or not (shares > 0).all():
@@ -157,6 +192,19 @@ class _Mixture:
         self.name = f"{self.kind}({names[0]}" + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
         features = (name for component in components for name in component.observation)
         self.observation: tuple[str, ...] = tuple(dict.fromkeys(features))
+        self.k, self.window = self._agreed("k"), self._agreed("window")
+
+    def _agreed(self, setting: str) -> int | None:
+        """What all components that have an opinion on `k` or `window` say."""
+        opinions = [(component.name, getattr(component, setting, None)) for component in self.components]
+        said = [(name, value) for name, value in opinions if value is not None]
+        if len({value for _, value in said}) > 1:
+            listed = ", ".join(f"{name} {value}" for name, value in said)
+            raise InputError(
+                f"a mixture whose members were made for different values of {setting} ({listed}); the data "
+                "have one; mix members that agree"
+            )
+        return said[0][1] if said else None
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
         """Every component's own check."""

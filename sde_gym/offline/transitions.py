@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
 from sde_gym.files import atomic_path
-from sde_gym.policies.observation import Action
+from sde_gym.policies.observation import Action, resolve_observation
 
 #: Version of the `.npz` layout; raised when a column changes.
 FORMAT_VERSION = 1
@@ -65,10 +65,11 @@ class Transitions:
         """Refuse what no learner should be fed.
 
         Raises:
-            InputError: no rows, a column of another length or dtype, NaN or infinite numbers, an
-                action that is not 0 or 1, a propensity outside (0, 1], or rows that are not whole
-                episodes in order.
+            InputError: no rows, a feature that there is not or that is named twice, a column of another
+                length or dtype, NaN or infinite numbers, an action that is not 0 or 1, a propensity
+                outside (0, 1], or rows that are not whole episodes in order.
         """
+        resolve_observation(self.names)
         count = len(self.action)
         if count == 0:
             raise InputError("the buffer is empty: 0 transitions; collect at least one episode")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from sde_gym.errors import InputError
 from sde_gym.models import load_model, own_text
-from sde_gym.models.lm_training import LMTrainingSettings, train_lm
+from sde_gym.models.lm_training import LMTrainingSettings, jsonl_logger, train_lm
 from sde_gym.models.own_text import own_windows
 
 TINY = LMTrainingSettings(
@@ -184,6 +184,16 @@ def test_damaged_leftovers_are_refused(library: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match="not a tokenizer"):
         run(library, tmp_path, TINY)
+
+
+def test_a_log_and_its_folder_are_made_by_the_first_record(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "log.jsonl"
+    log = jsonl_logger(path)
+    assert not path.parent.exists()
+    for step in (1, 2):
+        log({"step": step, "loss": 0.5})
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert records == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.5}]
 
 
 def test_a_library_without_text_is_refused(tmp_path: Path) -> None:

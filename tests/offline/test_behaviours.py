@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -14,8 +16,10 @@ from sde_gym.offline.behaviours import (
     exploratory_schedule,
     select,
 )
-from sde_gym.policies.controller import View
+from sde_gym.offline.softmax import Softmax
+from sde_gym.policies.controller import BaseController, View
 from sde_gym.policies.observation import Phase
+from sde_gym.policies.qnetwork import QController, QNetwork
 from sde_gym.policies.rules import StaticController, ThresholdController
 
 DEPTHS = (2, 4, 8)
@@ -107,3 +111,91 @@ def test_impossible_behaviours_are_refused() -> None:
             build()
     with pytest.raises(InputError, match="depth"):
         EpsilonGreedy(StaticController(3, 1), 0.1).bind(DEPTHS, 12, 6)
+
+
+def test_a_mixture_takes_k_and_window_of_its_members_who_must_agree() -> None:
+    def reader(k: int | None, window: int | None) -> EpsilonGreedy:
+        controller = ThresholdController(0.5)
+        controller.k, controller.window = k, window
+        return EpsilonGreedy(controller, 0.1)
+
+    for mixture in (StepMixture, EpisodeMixture):
+        agreed = mixture([UniformRandom(), reader(3, None), reader(3, 4)])
+        assert (agreed.k, agreed.window) == (3, 4)
+        assert (mixture([UniformRandom()]).k, mixture([UniformRandom()]).window) == (None, None)
+        # The same name twice: it is the numbers that count.
+        with pytest.raises(InputError, match=r"different values of k \(threshold.* 3, threshold.* 5\)"):
+            mixture([reader(3, 4), reader(5, 4)])
+        with pytest.raises(InputError, match="different values of window"):
+            mixture([reader(3, 4), UniformRandom(), reader(3, 5)])
+
+
+class ReadsOneDepth(BaseController):
+    """Reads the head at the second depth only, in SELECT only."""
+
+    name = "reads one depth"
+    observation: tuple[str, ...] = ("top1", "stable", "depth")
+
+    def __init__(self) -> None:
+        self.shown: list[list[float]] = []
+
+    def act(self, view: View) -> np.ndarray:
+        self.shown += view.observation.tolist()
+        return np.ones(len(view.lanes), dtype=np.int64)
+
+    def reads(self, phase: int, depth_index: int) -> bool:
+        return phase == Phase.SELECT and depth_index == 1
+
+
+def test_a_controller_is_not_shown_heads_that_it_does_not_read() -> None:
+    controller = ReadsOneDepth()
+    behaviour = StepMixture([UniformRandom(), EpsilonGreedy(controller, 0.0)])
+    behaviour.bind(DEPTHS, 12, 6)
+    view = select_view([0, 1, 2], [[0.1, 1.0, 0.5], [0.2, 1.0, 0.25], [0.3, 1.0, 0.75]])
+    before = view.observation.copy()
+    behaviour.exit_probability(view)
+    # `stable` also needs the head before, which is read at no depth but the second.
+    expected = [[0, 0, 0.5], [0.2, 0, 0.25], [0, 0, 0.75]]
+    np.testing.assert_allclose(controller.shown, expected, rtol=1e-6)
+    np.testing.assert_array_equal(view.observation, before)
+
+
+def q_controller(seed: int = 0, hidden: int = 16) -> QController:
+    rng = np.random.default_rng(seed)
+    sizes = [2, hidden, hidden, 2]
+    layers = [
+        (rng.normal(size=(a, b)).astype(np.float32), rng.normal(size=b).astype(np.float32))
+        for a, b in pairwise(sizes)
+    ]
+    mean, std = np.array([0.5, 0.3], dtype=np.float32), np.array([0.2, 0.4], dtype=np.float32)
+    return QController(QNetwork(layers, mean, std), ("top1", "entropy"), DEPTHS, 12, 6, k=3, window=4)
+
+
+def test_softmax_is_that_of_the_networks_values() -> None:
+    controller = q_controller()
+    rows = np.random.default_rng(1).normal(size=(7, 2)).tolist()
+    view = select_view([0] * 7, rows)
+    values = controller.network(view.observation).astype(np.float64)
+    for temperature in (0.01, 0.5, 20.0):
+        behaviour = Softmax(controller, temperature)
+        assert (behaviour.k, behaviour.window, behaviour.observation) == (3, 4, ("top1", "entropy"))
+        behaviour.bind(DEPTHS, 12, 6)
+        weights = np.exp((values - values.max(axis=1, keepdims=True)) / temperature)
+        expected = weights[:, 1] / weights.sum(axis=1)
+        np.testing.assert_allclose(behaviour.exit_probability(view), expected, rtol=0.02, atol=1e-6)
+    nearly_greedy = Softmax(controller, 1e-12).exit_probability(view)
+    np.testing.assert_array_equal(nearly_greedy > 0.5, values[:, 1] > values[:, 0])
+    assert np.isfinite(nearly_greedy).all()
+    with pytest.raises(InputError, match="was trained with max_draft 6"):
+        Softmax(controller, 1.0).bind(DEPTHS, 12, 7)
+    for temperature in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="temperature is"):
+            Softmax(controller, temperature)
+
+
+def test_softmax_of_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    behaviour = Softmax(q_controller(hidden=64), 0.7)
+    rows = np.random.default_rng(2).normal(size=(65, 2)).tolist()
+    together = behaviour.exit_probability(select_view([0] * 65, rows))
+    alone = [behaviour.exit_probability(select_view([0], [row]))[0] for row in rows]
+    np.testing.assert_array_equal(together, alone)

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sde_gym.envs.engine import ReplayEngine
+from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.offline.behaviours import (
     EpisodeMixture,
@@ -20,9 +21,11 @@ from sde_gym.offline.behaviours import (
     exploratory_schedule,
 )
 from sde_gym.offline.collect import collect, trace_set_id
+from sde_gym.offline.softmax import Softmax
 from sde_gym.offline.transitions import COLUMNS, Transitions, save_transitions
 from sde_gym.policies.controller import BaseController, RoundOutcome, View
 from sde_gym.policies.observation import EXTENDED, PAPER
+from sde_gym.policies.qnetwork import QController, QNetwork
 from sde_gym.policies.rules import StaticController, ThresholdController
 from sde_gym.traces import TraceSet
 
@@ -38,7 +41,17 @@ BEHAVIOURS: dict[str, Callable[[TraceSet], object]] = {
         [UniformRandom(0.9), EpsilonGreedy(StaticController(3, 4), 0.1)]
     ),
     "schedule": lambda traces: exploratory_schedule(traces.depths, 12),
+    "softmax": lambda traces: Softmax(q_controller(traces), 2.0),
 }
+
+
+def q_controller(traces: TraceSet) -> QController:
+    rng = np.random.default_rng(0)
+    layers = [
+        (rng.normal(size=shape).astype(np.float32), rng.normal(size=shape[1]).astype(np.float32))
+        for shape in ((11, 32), (32, 2))
+    ]
+    return QController(QNetwork(layers), EXTENDED, traces.depths, traces.num_layers, 12)
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
@@ -173,7 +186,8 @@ def test_stateful_controllers_are_reset_and_told_every_round(toy_traces: TraceSe
 def test_provenance_says_how_the_data_were_made(toy_traces: TraceSet) -> None:
     settings = collect(toy_traces, UniformRandom(), 5, seed=7, depths=(2, 6), k=3, max_draft=4).settings
     expected = {"seed": 7, "episodes": 5, "depths": [2, 6], "num_layers": 8, "k": 3, "max_draft": 4,
-                "reward": "lede", "traces": trace_set_id(toy_traces)}  # fmt: skip
+                "reward": "lede", "episode": "generation", "traces": trace_set_id(toy_traces),
+                "model": {"name": "toy", "weights_hash": "0" * 64}}  # fmt: skip
     assert {name: settings[name] for name in expected} == expected
     assert settings["behaviour"] == {"kind": "random", "exit_probability": 0.5}
 
@@ -201,6 +215,7 @@ def test_progress_counts_episodes(toy_traces: TraceSet) -> None:
         ({"seed": -1}, "seed is -1"),
         ({"observation": ("mood",)}, "mood"),
         ({"depths": (5,)}, "5 was not recorded"),
+        ({"episode": "token"}, "'token' is not one of generation, round"),
         ({"behaviour": EpsilonGreedy(StaticController(5, 1), 0.1)}, "exit_depth: 5"),
     ],
 )
@@ -218,3 +233,57 @@ def test_a_behaviour_brings_its_k_and_window(toy_traces: TraceSet) -> None:
     np.testing.assert_array_equal(own.observation, given.observation)
     with pytest.raises(InputError, match="k: 5 was given, but"):
         collect(toy_traces, EpsilonGreedy(controller, 0.2), 6, 0, k=5)
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS)
+def test_rounds_are_the_texts_cut_at_every_verification(toy_traces: TraceSet, name: str) -> None:
+    behaviour = BEHAVIOURS[name](toy_traces)
+    texts = collect(toy_traces, behaviour, 30, seed=1)  # type: ignore[arg-type]
+    rounds = collect(toy_traces, behaviour, 40, seed=1, episode="round")  # type: ignore[arg-type]
+    assert rounds.num_episodes == 40
+    assert rounds.settings["episode"] == "round"
+    for column in ("observation", "action", "reward", "propensity", "text", "component"):
+        np.testing.assert_array_equal(getattr(rounds, column), getattr(texts, column)[: len(rounds)])
+    # Every text that was played to its end ends a round, and a round begins at depth d_1 with no draft.
+    assert rounds.terminal[texts.terminal[: len(rounds)]].all()
+    begins = rounds.observation[rounds.start[:-1]]
+    assert (begins[:, EXTENDED.index("draft_length")] == 0).all()
+    assert (begins[:, EXTENDED.index("phase")] == 0).all()
+    assert rounds.num_episodes > len(np.flatnonzero(texts.terminal[: len(rounds)])) > 0
+
+
+def test_rounds_do_not_depend_on_lanes_or_length(toy_traces: TraceSet) -> None:
+    behaviour = exploratory_schedule(toy_traces.depths, 12)
+    whole = collect(toy_traces, behaviour, 50, seed=1, episode="round")
+    for lanes in (1, 3):
+        assert same(whole, collect(toy_traces, behaviour, 50, seed=1, episode="round", lanes=lanes))
+    first = collect(toy_traces, behaviour, 17, seed=1, episode="round")
+    for column in COLUMNS:
+        np.testing.assert_array_equal(getattr(first, column), getattr(whole, column)[: len(first)])
+    calls: list[tuple[int, int]] = []
+    collect(toy_traces, behaviour, 50, 1, episode="round", lanes=4, progress=lambda *call: calls.append(call))
+    assert calls[-1] == (50, 50)
+    assert len(set(calls)) == len(calls)
+
+
+class ReadsOneDepth(BaseController):
+    """Exits by features of a head that it reads at one depth only."""
+
+    name = "reads one depth"
+    observation: tuple[str, ...] = ("top1", "stable", "depth")
+
+    def act(self, view: View) -> NDArray[np.int64]:
+        return (view.observation[:, 0] + view.observation[:, 1] > 0.2).astype(np.int64)
+
+    def reads(self, phase: int, depth_index: int) -> bool:
+        return depth_index == 1
+
+
+def test_a_controller_acts_as_where_nothing_but_it_runs(toy_traces: TraceSet) -> None:
+    data = collect(toy_traces, EpsilonGreedy(ReadsOneDepth(), 0.0), len(toy_traces), seed=0)
+    alone = run_controller(toy_traces, ReadsOneDepth())
+    returns = np.empty(len(toy_traces))
+    returns[data.text[data.start[:-1]]] = data.returns()
+    np.testing.assert_allclose(returns, alone.returns, rtol=1e-6)
+    # What is logged is what there is to see, whatever the behaviour reads.
+    assert (data.observation[:, EXTENDED.index("top1")] > 0).all()

@@ -83,6 +83,10 @@ def test_an_empty_buffer_and_wrong_shapes_are_refused(make_transitions: Make) ->
         dataclasses.replace(data, reward=data.reward.astype(np.float64))
     with pytest.raises(InputError, match=r"expected float32 \(16, 1\)"):
         dataclasses.replace(data, names=("top1",))
+    with pytest.raises(InputError, match="'mood' is not a feature"):
+        dataclasses.replace(data, names=("top1", "mood"))
+    with pytest.raises(InputError, match="named twice"):
+        dataclasses.replace(data, names=("top1", "top1"))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 30, 0.5, 0.9, 0.999])
