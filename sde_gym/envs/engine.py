@@ -132,7 +132,8 @@ class ReplayEngine:
         limited = traces.overrun > 0 and self.episode != "token"
         self.max_draft = whole_number("max_draft", max_draft, 1, traces.overrun + 1 if limited else None)
         self.max_new_tokens = token_budget(max_new_tokens, traces)
-        self.cost = resolve_cost(cost, self.num_layers, self.max_draft)
+        heads = (traces.manifest.get("exit_head", 0.0), traces.manifest.get("final_head", 0.0))
+        self.cost = resolve_cost(cost, self.num_layers, self.max_draft, heads)
         if reads is None:
             reads = not HEAD_FEATURES.isdisjoint(self.names)
         self.step_costs = StepCosts(self.cost, self.depths, self.max_draft, reads)

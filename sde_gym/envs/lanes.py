@@ -133,10 +133,15 @@ class Lanes:
             lane: int64 (n,), distinct lanes.
             texts: int64 (n,), the text to start in each instead, or `NO_TEXT`.
         """
+        self._elapsed[lane] = 0
+        if texts is None and self.engine.episode == "generation":
+            # Each time texts end, and nothing but this happens: the vector environments live from it.
+            texts = self._order.next(lane)
+            self._playing[lane] = self._ids[texts]
+            return self.engine.begin(lane, texts)
         texts = np.full(len(lane), NO_TEXT) if texts is None else texts.copy()
         drawn = (texts == NO_TEXT) & ~self.engine.resumable(lane)
         texts[drawn] = self._order.next(lane[drawn])
-        self._elapsed[lane] = 0
         observation = self.engine.begin(lane, texts)
         fresh = texts != NO_TEXT
         self._playing[lane[fresh]] = self._ids[texts[fresh]]

@@ -14,7 +14,7 @@ from sde_gym.envs.engine import CREDITS
 from sde_gym.envs.model_env import ModelEnv, ModelStep
 from sde_gym.envs.rewards import Reward, StepOutcome, checked_reward, resolve_reward, warn_if_raw
 from sde_gym.envs.timing import StepCosts
-from sde_gym.models.cost import CostModel, resolve_cost
+from sde_gym.models.cost import CostModel, head_sizes, resolve_cost
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.observation import HEAD_FEATURES, Action
@@ -118,7 +118,7 @@ class LEDELiveEnv(ModelEnv):
             threads=threads,
             render_mode=render_mode,
         )
-        model_of_cost = resolve_cost(cost, self.model.num_layers, self.max_draft)
+        model_of_cost = resolve_cost(cost, self.model.num_layers, self.max_draft, head_sizes(self.model))
         reads = not HEAD_FEATURES.isdisjoint(self.names)
         self.step_costs = StepCosts(model_of_cost, self.depths, self.max_draft, reads)
         self.reward = resolve_reward(reward, self.step_costs, final_token_reward, rho)

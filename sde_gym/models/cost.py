@@ -43,7 +43,7 @@ COST_VERSION = 1
 """Version of the file format."""
 
 UNIT = "unit"
-"""Name of the default model: a layer costs 1 however many tokens pass it, nothing else costs anything."""
+"""Name of the default model: a layer costs 1 however many tokens pass it, a head what its size is."""
 
 UNITS = ("layers", "seconds")
 
@@ -245,30 +245,39 @@ def unit_cost(
 
 def unit_cost_of(model: LayeredModel, max_draft: int = DEFAULT_MAX_DRAFT) -> CostModel:
     """The unit model with the heads of a language model in it, by their number of parameters."""
-    layers = model.hf.model.layers
-    layer = sum(parameter.numel() for parameter in layers[0].parameters())
-    columns = model.vocab_size if model.compact_vocabulary is None else len(model.compact_vocabulary)
-    return unit_cost(
-        model.num_layers,
-        exit_head=columns * model.hidden_size / layer,
-        final_head=model.vocab_size * model.hidden_size / layer,
-        max_draft=max_draft,
-    )
+    exit_head, final_head = head_sizes(model)
+    return unit_cost(model.num_layers, exit_head=exit_head, final_head=final_head, max_draft=max_draft)
 
 
-def resolve_cost(cost: str | Path | CostModel, num_layers: int, max_draft: int) -> CostModel:
+def head_sizes(model: LayeredModel, compact: bool = True) -> tuple[float, float]:
+    """Parameters of an exit head and of the full head, each over those of a layer.
+
+    Args:
+        model: whose heads.
+        compact: exit heads of its compact vocabulary, if it has one, not full ones.
+    """
+    layer = sum(parameter.numel() for parameter in model.hf.model.layers[0].parameters())
+    vocabulary = model.compact_vocabulary if compact else None
+    columns = model.vocab_size if vocabulary is None else len(vocabulary)
+    return columns * model.hidden_size / layer, model.vocab_size * model.hidden_size / layer
+
+
+def resolve_cost(
+    cost: str | Path | CostModel, num_layers: int, max_draft: int, heads: tuple[float, float] = (0.0, 0.0)
+) -> CostModel:
     """The cost model behind an argument.
 
     Args:
         cost: "unit", the path of a calibrated JSON file, or a model.
         num_layers: L.
         max_draft: longest draft that it must know.
+        heads: of "unit": what an exit head and the full head cost in layers, see `head_sizes`.
 
     Raises:
         InputError: none of these, or one that does not fit.
     """
     if isinstance(cost, str) and cost == UNIT:
-        return unit_cost(num_layers, max_draft=max_draft)
+        return unit_cost(num_layers, exit_head=heads[0], final_head=heads[1], max_draft=max_draft)
     if isinstance(cost, CostModel):
         found = cost
     elif isinstance(cost, (str, Path)) and str(cost):
