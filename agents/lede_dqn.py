@@ -9,9 +9,10 @@
 5. Replay the held-out texts under it and under what it has to beat.
 
 Steps 2 to 4 are `sde_gym.offline.train_policy`; its module says what the folder then holds, and
-`sde_gym.offline.training` explains every metric and lists the departures from the paper. The
-speed-up printed here is simulated: layers run one after the other, heads and Python for free. The real
-speed-up is measured by `sde-gym demo`.
+`sde_gym.offline.training` explains every metric and lists the departures from the paper; metrics also
+go to TensorBoard (`tensorboard --logdir OUT`) and to OUT/scalars.jsonl. The speed-up printed here is
+simulated: layers run one after the other and heads by their size, Python for free. The real speed-up is
+measured by `sde-gym demo`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rich.table import Table
 from sde_gym.envs.run import RunResult, run_controller
 from sde_gym.errors import InputError
 from sde_gym.offline import DQNSettings, train_policy
+from sde_gym.offline.scalars import ScalarLog
 from sde_gym.options import with_settings
 from sde_gym.policies.controller import Controller
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
@@ -51,11 +53,16 @@ def main(
     """Train LEDE's policy offline on recorded traces and compare it on held-out texts."""
     train, test = split(load_traces(traces), held_out, settings.seed)
 
-    with progress_bars() as advance:
+    console = Console(highlight=False)
+    with ScalarLog(out) as log, progress_bars() as advance:
+        if log.notice:
+            console.print(log.notice)
 
         def progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
             note = f"return {metrics['return']:.1f}, loss {metrics['loss']:.3f}" if metrics else ""
             advance("train", done, total, note)
+            if metrics and metrics["step"] != log.newest:
+                log.add(int(metrics["step"]), metrics)
 
         trained = train_policy(train, out, settings, progress)
 
@@ -80,7 +87,6 @@ def main(
             f"{result.mean_exit_depth:.1f}",
             f"{result.mean_draft_length:.1f}",
         )
-    console = Console(highlight=False)
     source = "taken from an earlier run" if trained.reused else "collected"
     console.print(
         f"{len(trained.transitions)} transitions {source}; {int(trained.log[-1]['step'])} gradient steps; "

@@ -106,6 +106,43 @@ def train_lm(
         console.print(f"depth {depth:>3}: agrees with the final layer on {share:.1%} of tokens")
 
 
+@settings_command(app, "train-probe", "sde_gym.models.probe_training:ProbeSettings")
+def train_probe(
+    settings: Any,
+    out: Annotated[
+        Path, typer.Option(help="Folder for probe.safetensors; the model's own makes it its probe.")
+    ],
+    model: Model = "stdlib-20m",
+    prompts: PromptSet = "stdlib:train",
+    dtype: DType = "float32",
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Train the exit probe: how probable it is that a depth's token is the last layer's."""
+    from sde_gym.models.loading import load_model
+    from sde_gym.models.probe_training import train_probe
+    from sde_gym.prompts import load_prompts
+
+    chosen = load_prompts(prompts)
+    _use_threads(threads)
+    loaded = load_model(model, dtype, device)
+    with progress_bars() as advance:
+        probe = train_probe(
+            loaded, chosen, out, settings, lambda done, total: advance("collect", done, total)
+        )
+    console = Console(highlight=False)
+    table = Table("depth", "matches", "AUC", "log loss", "calibration error", "ridge")
+    for found in probe.report["depths"]:
+        table.add_row(
+            str(found["depth"]), f"{found['share']:.1%}", f"{found['auc'] or float('nan'):.3f}",
+            f"{found['log_loss']:.3f}", f"{found['expected_calibration_error']:.3f}", f"{found['ridge']:g}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"{out}: the probe {probe.identity} of {probe.model}; on prompts not fitted to", soft_wrap=True
+    )
+
+
 @app.command()
 def record(
     out: Annotated[Path, typer.Option(help="Folder for the traces; an interrupted recording goes on there.")],
@@ -271,11 +308,24 @@ def collect(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=2, help="Token budget of a text; else the recorded one.")
     ] = None,
+    q_true: Annotated[
+        str | None,
+        typer.Option(
+            help="Also store the exact action values of this policy at every state: static:4,4, "
+            "threshold:0.2 or a policy file. Not in an .npz."
+        ),
+    ] = None,
+    gamma: Annotated[
+        float | None, typer.Option(help="Discount per decision of --q-true; 1 if not given.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
     """Play recorded texts by a behaviour policy and log every decision with its propensity."""
     from sde_gym.envs.arguments import candidate_depths
+    from sde_gym.evaluation.exact_q import exact_q
+    from sde_gym.evaluation.policy_names import describe_policy, named_policy, with_q_true
     from sde_gym.offline.behaviour_names import parse_behaviour
+    from sde_gym.offline.buffer import check_returns
     from sde_gym.offline.collect import collect
     from sde_gym.offline.minari_data import check_id, save_minari
     from sde_gym.offline.transitions import save_transitions
@@ -286,9 +336,20 @@ def collect(
         check_id(out, overwrite)
     elif Path(out).exists() and not overwrite:
         raise InputError(f"{out}: is there already; choose another file, or give --overwrite")
+    if gamma is not None and q_true is None:
+        raise InputError("--gamma is the discount of --q-true; give that, too, or leave it out")
+    if as_file and q_true is not None:
+        raise InputError(f"{out}: an .npz file has no place for --q-true; give a Minari id, or leave it out")
+    discount = 1.0 if gamma is None else gamma
+    check_returns(1, discount)
     recorded = load_traces(traces)
     given = parse_list(depths, int, "depths") if depths is not None else None
-    policy = parse_behaviour(behaviour, candidate_depths(given, recorded), max_draft)
+    offered = candidate_depths(given, recorded)
+    policy = parse_behaviour(behaviour, offered, max_draft)
+    target = None if q_true is None else named_policy(q_true)
+    if target is not None:
+        target.bind(offered, recorded.num_layers, max_draft)  # refused before anything is collected
+    truth = None
     with progress_bars() as advance:
         transitions = collect(
             recorded, policy, episodes, seed,
@@ -299,10 +360,17 @@ def collect(
             episode=episode, k=k, window=window, max_draft=max_draft, max_new_tokens=max_new_tokens,
             progress=lambda done, total: advance("collect", done, total),
         )  # fmt: skip
+        if target is not None:
+            truth = exact_q(
+                target, transitions, recorded, gamma=discount,
+                progress=lambda done, total: advance("exact values", done, total),
+            )  # fmt: skip
+            transitions = with_q_true(transitions, truth, describe_policy(target, q_true))
     if as_file:
         save_transitions(out, transitions)
     else:
-        save_minari(out, transitions, traces, overwrite=overwrite)
+        exact = None if truth is None else truth.q
+        save_minari(out, transitions, traces, q_true=exact, overwrite=overwrite)
     Console(highlight=False).print(
         f"{out}: {len(transitions)} decisions in {transitions.num_episodes} episodes, "
         f"mean return {transitions.returns().mean():.2f}",
@@ -606,6 +674,46 @@ def bench_train(
     if json is not None:
         found.save(json)
         console.print(f"{json}: every run", soft_wrap=True)
+
+
+@bench_app.command("record")
+def bench_record(
+    model: Model = "stdlib-20m",
+    prompts: PromptSet = "stdlib:train",
+    limit: Annotated[int, typer.Option(min=1, help="Use only the first N prompts.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt.")] = DEFAULT_NEW_TOKENS,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that everything is measured.")] = 3,
+    json: Annotated[Path | None, typer.Option(help="JSON file for every measurement.")] = None,
+) -> None:
+    """Compare recording with batched greedy generation of the same text, in time and bytes."""
+    from sde_gym.evaluation.bench_record import bench_record
+    from sde_gym.models.loading import load_model
+    from sde_gym.prompts import load_prompts
+
+    with progress_bars() as advance:
+        found = bench_record(
+            load_model(model),
+            load_prompts(prompts)[:limit],
+            max_new_tokens=max_new_tokens,
+            threads=threads,
+            repeats=repeats,
+            progress=lambda done, total, name: advance("measure", done, total, name),
+        )
+    console = Console(highlight=False)
+    table = Table("recorded", "times generation", "spread", "bytes a token")
+    for row in found.rows:
+        spread = f"{min(row.ratios):.2f}-{max(row.ratios):.2f}"
+        table.add_row(row.name, f"{row.ratio:.2f}", spread, f"{row.bytes_a_token:,.0f}")
+    console.print(table)
+    console.print(
+        f"{found.texts} texts, {found.tokens} tokens, depths {','.join(map(str, found.depths))}, "
+        f"{found.threads} threads",
+        soft_wrap=True,
+    )
+    if json is not None:
+        found.save(json)
+        console.print(f"{json}: every measurement", soft_wrap=True)
 
 
 def _use_threads(threads: int | None) -> None:

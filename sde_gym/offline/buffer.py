@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from d3rlpy.dataset import ReplayBuffer, TransitionMiniBatch
 
 
-def to_replay_buffer(transitions: Transitions, n_steps: int, gamma: float) -> ReplayBuffer:
+def to_replay_buffer(
+    transitions: Transitions,
+    n_steps: int,
+    gamma: float,
+    observation: NDArray[np.float32] | None = None,
+) -> ReplayBuffer:
     """A d3rlpy replay buffer with n-step targets and the action space said explicitly.
 
     The algorithm that trains on it must be given the same gamma; d3rlpy does not check.
@@ -35,20 +40,22 @@ def to_replay_buffer(transitions: Transitions, n_steps: int, gamma: float) -> Re
         transitions: the data; every episode is `terminated`, none is cut.
         n_steps: number of rewards summed in a target.
         gamma: discount of that sum.
+        observation: float32 (n, f), used instead of the logged one (a standardised copy).
 
     Returns:
         The buffer: observations float32 (f,), actions int64 (1,), rewards float32 (1,).
 
     Raises:
-        InputError: n_steps < 1 or gamma outside (0, 1].
+        InputError: n_steps < 1, gamma outside (0, 1], or observations of another length.
     """
     check_returns(n_steps, gamma)
+    rows = _observations(transitions, observation)
     d3rlpy = import_d3rlpy()
     from d3rlpy.dataset import Episode, InfiniteBuffer, MultiStepTransitionPicker, ReplayBuffer
 
     episodes = [
         Episode(
-            observations=transitions.observation[first:end],
+            observations=rows[first:end],
             actions=transitions.action[first:end, None],
             rewards=transitions.reward[first:end, None],
             terminated=True,
@@ -97,12 +104,7 @@ class NStepBatches:
             InputError: n_steps < 1, gamma outside (0, 1], or observations of another length.
         """
         check_returns(n_steps, gamma)
-        self._observation = transitions.observation if observation is None else observation
-        if self._observation.shape[0] != len(transitions) or self._observation.dtype != np.float32:
-            raise InputError(
-                f"observations are {self._observation.dtype} {self._observation.shape}; expected "
-                f"float32 with {len(transitions)} rows, one per transition"
-            )
+        self._observation = _observations(transitions, observation)
         self._action = transitions.action.astype(np.float32)[:, None]
         rows = np.arange(len(transitions), dtype=np.int64)
         end = np.repeat(transitions.start[1:], np.diff(transitions.start))
@@ -145,6 +147,18 @@ class NStepBatches:
             intervals=self.interval[rows],
             transitions=empty,
         )
+
+
+def _observations(transitions: Transitions, observation: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """The observations given, else the logged ones; InputError unless there is one for each transition."""
+    if observation is None:
+        return transitions.observation
+    if observation.shape[0] != len(transitions) or observation.dtype != np.float32:
+        raise InputError(
+            f"observations are {observation.dtype} {observation.shape}; expected "
+            f"float32 with {len(transitions)} rows, one per transition"
+        )
+    return observation
 
 
 def check_returns(n_steps: int, gamma: float) -> None:

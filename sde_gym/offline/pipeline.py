@@ -26,17 +26,19 @@ from typing import Any
 
 import sde_gym
 from sde_gym.envs.ranking import reward_ranking
-from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.files import read_json, write_json, write_text
+from sde_gym.offline.algorithms import algorithm_factory
 from sde_gym.offline.backend import import_d3rlpy
 from sde_gym.offline.behaviours import exploratory_schedule
 from sde_gym.offline.collect import collect, trace_set_id
+from sde_gym.offline.selection import check_fit, replay_metrics
 from sde_gym.offline.settings import DQNSettings
-from sde_gym.offline.training import Log, Progress, train_dqn
+from sde_gym.offline.training import Log, Progress, dqn_name, train
 from sde_gym.offline.transitions import Transitions, load_transitions, save_transitions
+from sde_gym.policies.controller import Controller
 from sde_gym.policies.files import policy_paths, save_policy
-from sde_gym.policies.qnetwork import QController, QNetwork
+from sde_gym.policies.qnetwork import QController
 from sde_gym.traces import TraceSet
 
 SETTINGS_FILE = "settings.json"
@@ -67,8 +69,11 @@ def train_policy(
     out: str | Path,
     settings: DQNSettings | None = None,
     progress: Progress | None = None,
+    *,
+    algorithm: str | None = None,
+    transitions: Transitions | None = None,
 ) -> TrainedPolicy:
-    """Explore, train a DQN, write the policy.
+    """Explore, train, write the policy.
 
     The checkpoint that is kept is the one of highest return on `traces` themselves, under the
     settings' reward; keep the texts that a result is reported on out of them.
@@ -79,60 +84,57 @@ def train_policy(
             not before this one can start.
         settings: `DQNSettings()` if None.
         progress: called with gradient steps done, in all, and the newest checkpoint's metrics.
+        algorithm: a name out of `algorithms.algorithm_names()`; DQN or double DQN, as the settings
+            say, if not given.
+        transitions: train on these instead of exploring; nothing of them is written.
 
     Returns:
         The policy, its log and its data.
 
     Raises:
-        InputError: settings that train nothing or do not fit the traces, an `out` that is a file,
-            or d3rlpy missing.
+        InputError: settings that train nothing or do not fit the traces or the transitions, an algorithm
+            that there is not or whose policy no file can hold, an `out` that is a file, or d3rlpy missing.
     """
     chosen = settings or DQNSettings()
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; give a folder for the policy")
+    method = algorithm or dqn_name(chosen)
+    algorithm_factory(method)
     identity = trace_set_id(traces)
     import_d3rlpy()
     ranking = math.nan if not traces.overrun else reward_ranking(
         traces, depths=chosen.depths, reward=chosen.reward, final_token_reward=chosen.final_token_reward,
         k=chosen.k, window=chosen.window, max_draft=chosen.max_draft,
     )  # fmt: skip
-    transitions, reused = _transitions(traces, folder / TRANSITIONS_FILE, chosen, identity)
+    if transitions is not None:
+        check_fit(transitions, chosen, traces)
+        data, reused = transitions, False
+    else:
+        data, reused = _transitions(traces, folder / TRANSITIONS_FILE, chosen, identity)
 
-    def controller(network: QNetwork, meta: Mapping[str, Any] | None = None) -> QController:
-        return QController(
-            network, chosen.features, chosen.depths or traces.depths, traces.num_layers,
-            chosen.max_draft, k=chosen.k, window=chosen.window, meta=meta,
-        )  # fmt: skip
-
-    def evaluate(network: QNetwork) -> dict[str, float]:
-        result = run_controller(
-            traces, controller(network), depths=chosen.depths, reward=chosen.reward,
+    def evaluate(policy: Controller) -> dict[str, float]:
+        return replay_metrics(
+            traces, policy, depths=chosen.depths, reward=chosen.reward,
             final_token_reward=chosen.final_token_reward, k=chosen.k, window=chosen.window,
             max_draft=chosen.max_draft,
         )  # fmt: skip
-        return {
-            "return": float(result.returns.mean()),
-            "speedup": result.speedup,
-            "acceptance_rate": result.acceptance_rate,
-            "mean_exit_depth": result.mean_exit_depth,
-            "mean_draft_length": result.mean_draft_length,
-        }
 
-    def keep(network: QNetwork, metrics: Mapping[str, float]) -> None:
+    def keep(policy: Controller, metrics: Mapping[str, float]) -> None:
         save_policy(
             folder / POLICY_NAME,
-            controller(network),
+            _of_a_file(policy, method),
             model={"name": traces.manifest["model"], "weights_hash": traces.manifest["model_hash"]},
             traces=identity,
             training=chosen.to_json(),
             provenance={
+                "algorithm": method,
                 "selected_by": "highest mean return per training text, greedy, in replay",
                 "checkpoint": dict(metrics),
                 # None where it is undefined: JSON has no NaN.
                 "reward_speed_rank_correlation": ranking if math.isfinite(ranking) else None,
                 "texts": len(traces),
-                "transitions": len(transitions),
+                "transitions": len(data),
                 "versions": _versions(),
             },
         )
@@ -143,11 +145,32 @@ def train_policy(
         rows.append(dict(row))
         write_text(folder / LOG_FILE, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def start() -> None:
-        _begin(folder, {"settings": chosen.to_json(), "traces": identity})
+    def start(policy: Controller) -> None:
+        _of_a_file(policy, method)
+        run = {"settings": chosen.to_json(), "traces": identity, "algorithm": method}
+        if transitions is not None:
+            run["data"] = {"transitions": len(data), **data.settings}
+        _begin(folder, run)
 
-    network, log = train_dqn(transitions, chosen, progress, evaluate, keep, note, start)
-    return TrainedPolicy(controller(network), log, transitions, reused)
+    best = train(
+        data, method, chosen, traces=traces, evaluate=evaluate, progress=progress, on_best=keep,
+        on_checkpoint=note, on_start=start, name="lede" if algorithm is None else method,
+    )  # fmt: skip
+    return TrainedPolicy(_of_a_file(best, method), rows, data, reused)
+
+
+def _of_a_file(policy: Controller, method: str) -> QController:
+    """This policy, if a policy file can hold it.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not isinstance(policy, QController):
+        raise InputError(
+            f"no policy file can hold what {method} trains; train it with sde_gym.offline.train and compare "
+            "it in replay"
+        )
+    return policy
 
 
 def _begin(folder: Path, run: dict[str, Any]) -> None:

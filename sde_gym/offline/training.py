@@ -1,17 +1,22 @@
-"""Train a DQN on logged transitions with d3rlpy, and take the network out of it.
+"""Train any algorithm of d3rlpy for discrete actions on logged transitions, and take its policy out.
 
-Reads transitions, returns a `QNetwork`. Metrics of a checkpoint, all in the log:
+Reads transitions, returns a policy. Metrics of a checkpoint, all in the log:
 
     step              gradient steps made so far
-    loss              mean TD loss (Huber) since the checkpoint before
-    value             mean over logged states of the larger action value
-    exits             share of logged states where the greedy action is EXIT
+    loss              mean loss since the checkpoint before: Huber TD loss of a DQN; whatever the algorithm
+                      minimises; of two losses the critic's
+    ..._loss, temp    parts of it, and other losses, where the algorithm names several
+    value             mean over logged states of the larger action value, where it has values
+    exits             share of logged states where the greedy action is EXIT; none for Decision Transformer
     seconds           since training started
     return, ...       whatever `evaluate` measured on the greedy policy
     best              1 if this checkpoint is the best so far, else 0
 
-Departures from the paper, numbered: (1) double DQN by default; (2) the learning rate falls along a
-cosine; (3) with `evaluate`, the returned network is the checkpoint of highest return on the texts
+Mini-batches are cut by array indexing and go straight into d3rlpy's `update` (see `buffer`), on
+standardised observations.
+
+Departures from LEDE's paper, numbered: (1) double DQN by default; (2) the learning rate falls along a
+cosine; (3) with `evaluate`, the returned policy is the checkpoint of highest return on the texts
 that `evaluate` plays, which must be training texts.
 """
 
@@ -21,34 +26,106 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
+from sde_gym.offline.algorithms import algorithm_factory, create_algorithm
 from sde_gym.offline.backend import training_session
-from sde_gym.offline.buffer import NStepBatches
+from sde_gym.offline.learners import Learner, SequenceLearner, StepLearner
+from sde_gym.offline.selection import environment_of, replay_metrics
 from sde_gym.offline.settings import DQNSettings
 from sde_gym.offline.transitions import Transitions
-from sde_gym.policies.qnetwork import NUM_ACTIONS, QNetwork
+from sde_gym.policies.controller import Controller
+from sde_gym.policies.qnetwork import QNetwork
+from sde_gym.traces import TraceSet
 
 #: Called with (gradient steps done, gradient steps in all, newest checkpoint's metrics).
 Progress = Callable[[int, int, Mapping[str, float]], None]
 #: Plays the greedy policy of a network; "return" is what checkpoints are compared by.
 Evaluate = Callable[[QNetwork], Mapping[str, float]]
+#: The same of a policy.
+EvaluatePolicy = Callable[[Controller], Mapping[str, float]]
 #: Called with every checkpoint that is the best so far, and its metrics.
 OnBest = Callable[[QNetwork, Mapping[str, float]], None]
+#: The same with a policy.
+OnBestPolicy = Callable[[Controller, Mapping[str, float]], None]
 #: Called with the metrics of every checkpoint.
 OnCheckpoint = Callable[[Mapping[str, float]], None]
 Log = list[dict[str, float]]
 
-#: Gradients are clipped to this norm: early targets of a rough network can be far off.
-CLIP_GRADIENT_NORM = 10.0
 #: Gradient steps between calls of `progress`.
 PROGRESS_EVERY = 50
 #: Logged states on which an exported network is compared with d3rlpy's own predictions.
 CHECKED_STATES = 512
+
+Policy = TypeVar("Policy")
+AnyLearner = TypeVar("AnyLearner", bound=Learner)
+
+
+def train(
+    transitions: Transitions,
+    algorithm: str,
+    settings: DQNSettings | None = None,
+    *,
+    traces: TraceSet | None = None,
+    evaluate: EvaluatePolicy | None = None,
+    progress: Progress | None = None,
+    on_best: OnBestPolicy | None = None,
+    on_checkpoint: OnCheckpoint | None = None,
+    on_start: Callable[[Controller], None] | None = None,
+    name: str | None = None,
+) -> Controller:
+    """Train any algorithm offline.
+
+    The same transitions, settings and torch give the same policy on the same machine.
+
+    Args:
+        transitions: the data; the policy reads their features, under the settings they were collected with.
+        algorithm: a name out of `algorithm_names()`.
+        settings: only the learning settings are used here; `DQNSettings()` if not given.
+        traces: the training texts: every checkpoint is played on them, exactly, and the best one is
+            returned. Needed for Decision Transformer.
+        evaluate: plays a checkpoint in place of that; without both the last checkpoint is returned.
+        progress: see `Progress`.
+        on_best: see `OnBestPolicy`.
+        on_checkpoint: see `OnCheckpoint`; called after `on_best`.
+        on_start: called once with the untrained policy, right before the first gradient step.
+        name: of the policy; the algorithm's if not given.
+
+    Returns:
+        A `QController`, which a policy file can hold and the decoder can run, where the policy is one
+        network: all algorithms that come with the package but decision_transformer. Else a
+        `SequenceController` or `PredictController`, for comparisons in replay.
+
+    Raises:
+        InputError: an algorithm that is not registered, transitions that do not say how they were collected,
+            Decision Transformer without traces, d3rlpy missing, or a loss that is no longer finite.
+    """
+    factory = algorithm_factory(algorithm)
+    environment = environment_of(transitions)
+    chosen = settings or DQNSettings()
+    play = evaluate
+    if play is None and traces is not None:
+        texts = traces
+
+        def play(policy: Controller) -> Mapping[str, float]:
+            return replay_metrics(texts, policy, **environment)
+
+    def make(d3rlpy: ModuleType, states: NDArray[np.float32]) -> Learner:
+        made = create_algorithm(d3rlpy, factory, chosen, transitions.observation.shape[1])
+        label = name or algorithm
+        if hasattr(made.config, "context_size"):
+            return SequenceLearner(made, transitions, traces, label)
+        return StepLearner(made, transitions, chosen, states, label)
+
+    best, _ = _optimise(
+        transitions, chosen, make, lambda learner: learner.policy(), play, progress, on_best, on_checkpoint,
+        on_start,
+    )  # fmt: skip
+    return best
 
 
 def train_dqn(
@@ -60,7 +137,7 @@ def train_dqn(
     on_checkpoint: OnCheckpoint | None = None,
     on_start: Callable[[], None] | None = None,
 ) -> tuple[QNetwork, Log]:
-    """Train offline.
+    """Train a DQN offline, or a double DQN if the settings say so, and return its network.
 
     The same transitions, settings and torch give the same network on the same machine.
 
@@ -79,50 +156,72 @@ def train_dqn(
     Raises:
         InputError: d3rlpy missing, or a loss that is no longer finite.
     """
-    mean, std = standardisation(transitions.observation)
-    observation = ((transitions.observation - mean) / std).astype(np.float32)
-    batches = NStepBatches(transitions, settings.n_steps, settings.gamma, observation)
+    name = dqn_name(settings)
+
+    def make(d3rlpy: ModuleType, states: NDArray[np.float32]) -> StepLearner:
+        factory = algorithm_factory(name)
+        algorithm = create_algorithm(d3rlpy, factory, settings, transitions.observation.shape[1])
+        return StepLearner(algorithm, transitions, settings, states, name)
+
+    return _optimise(
+        transitions, settings, make, lambda learner: learner.network(), evaluate, progress, on_best,
+        on_checkpoint, None if on_start is None else lambda _: on_start(),
+    )  # fmt: skip
+
+
+def dqn_name(settings: DQNSettings) -> str:
+    """The algorithm that the setting `double` stands for."""
+    return "double_dqn" if settings.double else "dqn"
+
+
+def _optimise(
+    transitions: Transitions,
+    settings: DQNSettings,
+    make: Callable[[ModuleType, NDArray[np.float32]], AnyLearner],
+    policy_of: Callable[[AnyLearner], Policy],
+    evaluate: Callable[[Policy], Mapping[str, float]] | None,
+    progress: Progress | None,
+    on_best: Callable[[Policy, Mapping[str, float]], None] | None,
+    on_checkpoint: OnCheckpoint | None,
+    on_start: Callable[[Policy], None] | None,
+) -> tuple[Policy, Log]:
+    """The loop: gradient steps, checkpoints, the best of them."""
     rng = np.random.default_rng(settings.seed)
     states = transitions.observation[rng.integers(len(transitions), size=CHECKED_STATES)]
-    best: QNetwork | None = None
+    best: Policy | None = None
     best_return = -math.inf
     log: Log = []
     metrics: dict[str, float] = {}
-    losses: list[float] = []
+    losses: list[Mapping[str, float]] = []
     started = time.perf_counter()
     with training_session(settings.seed, settings.threads) as d3rlpy:
-        algorithm = create_dqn(d3rlpy, settings, transitions.observation.shape[1])
+        learner = make(d3rlpy, states)
         if on_start is not None:
-            on_start()
+            on_start(policy_of(learner))
         for step in range(1, settings.gradient_steps + 1):
-            rows = rng.integers(len(batches), size=settings.batch_size)
-            losses.append(float(algorithm.update(batches.batch(rows))["loss"]))
+            rows = rng.integers(len(transitions), size=settings.batch_size)
+            try:
+                losses.append(learner.update(rows))
+            except ValueError:  # torch's distributions refuse NaN before any loss shows it
+                if learner.finite():
+                    raise
+                raise _diverged(step, "loss", math.nan, settings) from None
             if step % settings.evaluate_every == 0 or step == settings.gradient_steps:
-                loss = float(np.mean(losses))
+                metrics = {"step": step, **_mean_losses(losses, step, settings)}
                 losses.clear()
-                if not math.isfinite(loss):
-                    raise InputError(
-                        f"training diverged before step {step}: the loss is {loss}; lower learning_rate "
-                        f"(now {settings.learning_rate}) or gamma (now {settings.gamma})"
-                    )
-                network = export_network(algorithm, mean, std, states)
-                values = network(states)
-                metrics = {
-                    "step": step,
-                    "loss": loss,
-                    "value": float(values.max(axis=1).mean()),
-                    "exits": float((values[:, 1] > values[:, 0]).mean()),
-                    "seconds": time.perf_counter() - started,
-                }
+                if not learner.finite():
+                    raise _diverged(step, "network", math.nan, settings)
+                policy = policy_of(learner)
+                metrics |= {**learner.metrics(), "seconds": time.perf_counter() - started}
                 if evaluate is not None:
-                    metrics.update(evaluate(network))
+                    metrics.update(evaluate(policy))
                 reached = metrics["return"] if evaluate is not None else math.inf
                 metrics["best"] = float(best is None or evaluate is None or reached > best_return)
                 log.append(metrics)
                 if metrics["best"]:
-                    best, best_return = network, reached
+                    best, best_return = policy, reached
                     if on_best is not None:
-                        on_best(network, metrics)
+                        on_best(policy, metrics)
                 if on_checkpoint is not None:
                     on_checkpoint(metrics)
             if progress is not None and (step % PROGRESS_EVERY == 0 or step == settings.gradient_steps):
@@ -131,95 +230,23 @@ def train_dqn(
     return best, log
 
 
-def standardisation(
-    observation: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation of every feature, float32 (f,) each.
-
-    A feature that never varies gets 1 for its deviation: it stays finite and tells nothing.
-    """
-    mean = observation.mean(axis=0, dtype=np.float64)
-    std = observation.std(axis=0, dtype=np.float64)
-    # What is left of a constant after rounding is not variation.
-    constant = std <= 1e-6 * np.maximum(np.abs(mean), 1.0)
-    return mean.astype(np.float32), np.where(constant, 1.0, std).astype(np.float32)
-
-
-def create_dqn(d3rlpy: ModuleType, settings: DQNSettings, features: int) -> Any:
-    """A d3rlpy DQN or double DQN with its network built, ready for `update`.
-
-    Its observations are to be standardised by us: d3rlpy's scalers give NaN on constant features.
-
-    Args:
-        d3rlpy: the module, from `training_session`.
-        settings: the learning settings.
-        features: number of observation features f.
-    """
-    from d3rlpy.models.encoders import VectorEncoderFactory
-    from d3rlpy.optimizers import AdamFactory
-    from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
-
-    config = d3rlpy.algos.DoubleDQNConfig if settings.double else d3rlpy.algos.DQNConfig
-    algorithm = config(
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        optim_factory=AdamFactory(
-            clip_grad_norm=CLIP_GRADIENT_NORM,
-            lr_scheduler_factory=CosineAnnealingLRFactory(T_max=settings.gradient_steps),
-        ),
-        encoder_factory=VectorEncoderFactory(hidden_units=list(settings.hidden)),
-        gamma=settings.gamma,
-        target_update_interval=settings.target_update_interval,
-    ).create(device=False)
-    algorithm.create_impl((features,), NUM_ACTIONS)
-    return algorithm
-
-
-def export_network(
-    algorithm: Any,
-    mean: NDArray[np.float32],
-    std: NDArray[np.float32],
-    states: NDArray[np.float32],
-) -> QNetwork:
-    """Copy the Q-function out of a d3rlpy algorithm and prove that the copy agrees with it.
-
-    Args:
-        algorithm: DQN or DoubleDQN with one critic and plain linear layers.
-        mean: float32 (f,), the standardisation that its inputs went through.
-        std: float32 (f,).
-        states: float32 (n, f), raw observations on which the two are compared.
+def _mean_losses(losses: list[Mapping[str, float]], step: int, settings: DQNSettings) -> dict[str, float]:
+    """Means by name, "loss" first.
 
     Raises:
-        RuntimeError: the values differ by more than 1e-5 (relative, above 1), or the greedy actions
-            differ where the two values are not that close: a fault of this export, not of the input.
+        InputError: one is not finite.
     """
-    from torch import nn
+    means = {name: float(np.mean([row[name] for row in losses])) for name in losses[0]}
+    means.pop("learning_rate", None)  # Decision Transformer's schedule
+    found = {"loss": means.get("loss", means.get("critic_loss", math.nan)), **means}
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise _diverged(step, name.replace("_", " "), value, settings)
+    return found
 
-    (q_function,) = algorithm.impl.q_function
-    network = QNetwork(
-        [
-            (layer.weight.detach().cpu().numpy().T, layer.bias.detach().cpu().numpy())
-            for layer in q_function.modules()
-            if isinstance(layer, nn.Linear)
-        ],
-        mean,
-        std,
+
+def _diverged(step: int, what: str, value: float, settings: DQNSettings) -> InputError:
+    return InputError(
+        f"training diverged before step {step}: the {what} is {value}; lower learning_rate "
+        f"(now {settings.learning_rate}) or gamma (now {settings.gamma})"
     )
-    ours = network(states)
-    standardised = ((states - mean) / std).astype(np.float32)
-    theirs = np.stack(
-        [
-            algorithm.predict_value(standardised, np.full((len(states), 1), action))
-            for action in range(NUM_ACTIONS)
-        ],
-        axis=1,
-    ).reshape(ours.shape)
-    tolerance = 1e-5 * np.maximum(1.0, np.abs(theirs).max())
-    clear = np.abs(ours[:, 1] - ours[:, 0]) > 2 * tolerance
-    same = (ours.argmax(axis=1) == algorithm.predict(standardised).reshape(-1)) | ~clear
-    if np.abs(ours - theirs).max() > tolerance or not same.all():
-        raise RuntimeError(
-            f"the exported Q-network differs from d3rlpy's: values by {np.abs(ours - theirs).max():.2e} "
-            f"(allowed {tolerance:.2e}), greedy actions in {int((~same).sum())} of {len(states)} states"
-        )
-    return network

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from sde_gym.errors import InputError
+from sde_gym.offline.algorithms import create_algorithm, dqn
 from sde_gym.offline.backend import training_session
+from sde_gym.offline.learners import standardisation
 from sde_gym.offline.settings import DQNSettings
-from sde_gym.offline.training import create_dqn, export_network, standardisation, train_dqn
+from sde_gym.offline.training import train_dqn
 from sde_gym.offline.transitions import Transitions
+from sde_gym.policies.importing import d3rlpy_network
 from sde_gym.policies.qnetwork import QNetwork
 
 FAST = DQNSettings(
@@ -130,8 +133,8 @@ def test_export_agrees_with_d3rlpy_and_notices_when_it_does_not() -> None:
     states = rng.normal(size=(200, 3)).astype(np.float32)
     mean, std = standardisation(states)
     with training_session(seed=0, threads=1) as d3rlpy:
-        algorithm = create_dqn(d3rlpy, dataclasses.replace(FAST, hidden=(16, 8)), 3)
-        network = export_network(algorithm, mean, std, states)
+        algorithm = create_algorithm(d3rlpy, dqn, dataclasses.replace(FAST, hidden=(16, 8)), 3)
+        network = d3rlpy_network(algorithm, mean, std, states)
         assert network.sizes == (3, 16, 8, 2)
         standardised = ((states - mean) / std).astype(np.float32)
         for action in (0, 1):
@@ -140,14 +143,16 @@ def test_export_agrees_with_d3rlpy_and_notices_when_it_does_not() -> None:
         np.testing.assert_array_equal(network(states).argmax(axis=1), algorithm.predict(standardised))
         shifted = SimpleNamespace(
             impl=algorithm.impl,
+            config=algorithm.config,
             predict=algorithm.predict,
             predict_value=lambda rows, actions: algorithm.predict_value(rows, actions) + 1e-3,
         )
         swapped = SimpleNamespace(
             impl=algorithm.impl,
+            config=algorithm.config,
             predict=lambda rows: 1 - algorithm.predict(rows),
             predict_value=algorithm.predict_value,
         )
         for wrong in (shifted, swapped):
             with pytest.raises(RuntimeError, match="differs from d3rlpy's"):
-                export_network(wrong, mean, std, states)
+                d3rlpy_network(wrong, mean, std, states)
