@@ -101,13 +101,20 @@ def train(
         `SequenceController` or `PredictController`, for comparisons in replay.
 
     Raises:
-        InputError: an algorithm that is not registered, transitions that do not say how they were collected,
+        InputError: an algorithm that is not registered, transitions that do not say how they were collected
+            or that are restricted to one phase while `traces` are to be played,
             Decision Transformer without traces, d3rlpy missing, or a loss that is no longer finite.
     """
     factory = algorithm_factory(algorithm)
     environment = environment_of(transitions)
     chosen = settings or DQNSettings()
     play = evaluate
+    phase = transitions.settings.get("restricted")
+    if phase is not None and play is None and traces is not None:
+        raise InputError(
+            f"these transitions are restricted to the phase {phase!r}, so a policy has to be played together "
+            "with the rule of the other; give evaluate= (sde_gym.policies.ablation joins them)"
+        )
     if play is None and traces is not None:
         texts = traces
 

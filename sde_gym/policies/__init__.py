@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from sde_gym.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from sde_gym.policies.ablation import DepthChoiceOnly, LengthChoiceOnly
     from sde_gym.policies.controller import BaseController, Controller, RoundOutcome, View, feature_settings
     from sde_gym.policies.files import load_policy, save_policy
     from sde_gym.policies.qnetwork import QController, QNetwork
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BaseController",
     "Controller",
+    "DepthChoiceOnly",
+    "LengthChoiceOnly",
     "QController",
     "QNetwork",
     "RandomController",
@@ -30,6 +33,8 @@ __getattr__, __dir__ = lazy_exports(
     {
         "BaseController": "controller",
         "Controller": "controller",
+        "DepthChoiceOnly": "ablation",
+        "LengthChoiceOnly": "ablation",
         "QController": "qnetwork",
         "QNetwork": "qnetwork",
         "RandomController": "rules",
