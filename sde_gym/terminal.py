@@ -36,6 +36,7 @@ _EXTRAS = {
     "minari": "offline",
     "numba": "fast",
     "stable_baselines3": "online",
+    "tensorboard": "offline",
 }
 
 

@@ -53,12 +53,13 @@ def random_traces(
     p_match: float = 0.7,
     p_eos: float = 0.1,
     overrun: int = 0,
+    probe: bool = False,
 ) -> TraceSet:
     """A seeded random set with texts of every kind of end and of 2..max_new_tokens tokens.
 
     Proposals match with probability `p_match`, and distributions are sharper where they do, so
     that confidence says something. Wrong proposals, and those behind them, are end-of-text with
-    probability `p_eos`.
+    probability `p_eos`. With `probe` there are an exit probe's probabilities, too, drawn at random.
     """
     rng = np.random.default_rng(seed)
     m = len(depths)
@@ -113,6 +114,12 @@ def random_traces(
     branches = [_branch(rng, int(rows), vocabulary, p_eos) for rows in most]
     behind = np.array([proposal for branch in branches for proposal in branch], dtype=np.int64)
     _, behind_logprobs, behind_entropy = distribution(behind, np.full(len(behind), 1.0))
+    more: dict[str, Any] = {}
+    if probe:
+        drawn = np.random.default_rng((seed, 1))
+        manifest["probe"] = "f" * 16
+        more["probe"] = drawn.random((rows, m), dtype=np.float32)
+        more["overrun_probe"] = drawn.random(len(behind), dtype=np.float32)
     return TraceSet(
         manifest={**manifest, "texts": texts},
         depths=tuple(depths),
@@ -141,6 +148,7 @@ def random_traces(
         prompt_lengths=prompt_lengths,
         prompts=[None if n % 2 else f"prompt {n}" for n in range(texts)],
         sources=[f"toy:{n}" for n in range(texts)],
+        **more,
     )
 
 
@@ -254,6 +262,7 @@ def text_arguments(traces: TraceSet, text: int) -> dict[str, Any]:
         "end": traces.ends[text],
         **{name: getattr(traces, name)[rows] for name in arrays},
         "overrun": _overrun_of(traces, text) if traces.overrun else None,
+        "probe": None if traces.probe is None else traces.probe[rows],
     }
 
 
@@ -266,4 +275,5 @@ def _overrun_of(traces: TraceSet, text: int) -> Overrun:
         traces.overrun_proposal[rows],
         traces.overrun_logprobs[rows],
         traces.overrun_entropy[rows],
+        None if traces.overrun_probe is None else traces.overrun_probe[rows],
     )

@@ -85,14 +85,23 @@ def made_from_code() -> dict[tuple[str, str], str]:
     from sde_gym.offline.settings import DQNSettings
     from sde_gym.offline.transitions import COLUMNS
     from sde_gym.settings import describe
-    from sde_gym.traces.schema import DEPTH_COLUMNS, OVERRUN_COLUMNS, POSITION_COLUMNS, TEXT_COLUMNS
+    from sde_gym.traces.schema import (
+        DEPTH_COLUMNS,
+        OVERRUN_COLUMNS,
+        OVERRUN_PROBE_COLUMNS,
+        POSITION_COLUMNS,
+        PROBE_COLUMNS,
+        TEXT_COLUMNS,
+    )
 
     tables: dict[tuple[str, str], str] = {}
     for mark, columns in (
         ("texts", TEXT_COLUMNS),
         ("positions", POSITION_COLUMNS),
         ("depths", DEPTH_COLUMNS),
+        ("probe", PROBE_COLUMNS),
         ("overrun", OVERRUN_COLUMNS),
+        ("overrun-probe", OVERRUN_PROBE_COLUMNS),
     ):
         rows = [(f"`{c.name}`", c.dtype, c.shape, c.unit, c.meaning) for c in columns]
         tables["traces", mark] = table(("column", "dtype", "shape", "unit", "meaning"), rows)

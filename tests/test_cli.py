@@ -22,6 +22,7 @@ from sde_gym.errors import InputError
 from sde_gym.options import settings_command, with_settings
 from sde_gym.settings import DEFAULT_DRAFT_LENGTH, setting
 from sde_gym.terminal import INTERRUPTED, SentenceGroup, progress_bars, results_table
+from sde_gym.traces import load_traces
 
 LAYERS = 4
 
@@ -88,6 +89,24 @@ def unframed(shown: str) -> str:
 
 
 # Stages on a tiny model
+
+
+def test_train_a_probe_and_record_with_it(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    result = run(
+        "train-probe", "--model", model, "--prompts", prompt_file, "--out", model, "--depths", "1,3",
+        "--max-new-tokens", 8, "--folds", 2, "--threads", 1,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert re.search(r"│ 3 +│ +\d+\.\d% +│", result.stdout)
+    recorded = run(
+        "record", "--model", model, "--prompts", prompt_file, "--out", tmp_path / "t", "--depths", "1,3",
+        "--max-new-tokens", 6, "--threads", 1,
+    )  # fmt: skip
+    assert recorded.exit_code == 0, recorded.output
+    assert load_traces(tmp_path / "t").probe is not None
+    said = refused("train-probe", "--model", model, "--prompts", prompt_file, "--out", model, "--folds", 3)
+    assert "2 prompts are left for 3 folds" in said
 
 
 def test_record_then_look_at_the_traces(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:

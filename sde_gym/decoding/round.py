@@ -24,6 +24,7 @@ from sde_gym.decoding.result import DecodeResult, Round
 from sde_gym.errors import InputError
 from sde_gym.models.heads import summarise_row
 from sde_gym.models.layered import LayeredModel
+from sde_gym.models.probe import ExitProbe
 from sde_gym.models.sequence import Sequence
 from sde_gym.policies.observation import HEAD_FEATURES, Action, Phase, observation_rows
 
@@ -39,6 +40,28 @@ def check_features(
         raise InputError(
             f"k {k} exceeds the {columns} tokens of the exit heads; use a smaller k (at least 2)"
         )
+
+
+def checked_probe(model: LayeredModel, names: tuple[str, ...], depths: Sequence_[int]) -> ExitProbe | None:
+    """The model's exit probe if the features `names` need one.
+
+    Raises:
+        InputError: they do, and the model has none, or none that knows these depths.
+    """
+    if "probe" not in names:
+        return None
+    if model.probe is None:
+        raise InputError(
+            f"observation: the feature 'probe' was asked for, but {model.name!r} has no exit probe; leave it "
+            "out, or train one (`sde-gym train-probe`)"
+        )
+    unknown = sorted(set(depths) - set(model.probe.depths))
+    if unknown:
+        raise InputError(
+            f"observation: the exit probe of {model.name!r} knows the depths {list(model.probe.depths)}, not "
+            f"{unknown}; choose among them, leave 'probe' out, or train another"
+        )
+    return model.probe
 
 
 class TextDecoder:
@@ -70,6 +93,9 @@ class TextDecoder:
         walks: whether a proposal ends the round at once, neither fed nor verified. The text goes on
             with the last layer's token, and what serves that alone is charged to nobody.
 
+    Raises:
+        InputError: the feature `probe` without an exit probe for these depths.
+
     Attributes:
         result: tokens, rounds and counters so far; its times are the driver's business.
         phase: `Phase` of the decision.
@@ -99,6 +125,8 @@ class TextDecoder:
         self.drafted = self.accepted = 0
         self._needs_trace = "trace" in names
         self._needs_surprise = self._needs_trace or "chain" in names
+        self._probe = checked_probe(model, names, depths)
+        self._states: torch.Tensor | None = None  # what the head saw at this decision, for the probe
         self._free_columns = [n for n, name in enumerate(names) if name not in HEAD_FEATURES]
         self._free_names = tuple(names[column] for column in self._free_columns)
         compact = model.compact_vocabulary
@@ -158,7 +186,8 @@ class TextDecoder:
             self._found = self._token(int(columns[0]))
             self._last_surprise = -float(best[0])
             stable = self.phase == Phase.SELECT and self._previous == self._found
-            return self._observe(self.names, best[np.newaxis], entropy, stable)
+            probe = self._ask_probe(best, entropy)
+            return self._observe(self.names, best[np.newaxis], entropy, stable, probe)
         rows = np.zeros((1, len(self.names)), np.float32)
         if self._free_columns:
             rows[:, self._free_columns] = self._observe(self._free_names)
@@ -254,7 +283,7 @@ class TextDecoder:
 
     def _observe(
         self, names: tuple[str, ...], top_logprobs: NDArray[np.float32] | None = None,
-        entropy: float | None = None, stable: bool = False,
+        entropy: float | None = None, stable: bool = False, probe: float | None = None,
     ) -> NDArray[np.float32]:  # fmt: skip
         """The observation row, float32 (1, len(names))."""
         recent = self._surprise[-self.window :]
@@ -272,6 +301,7 @@ class TextDecoder:
             stable=float(stable),
             acceptance=self.accepted / self.drafted if self.drafted else 1.0,
             chain=self._chain,
+            probe=probe,
             k=self.k,
         )
 
@@ -286,7 +316,19 @@ class TextDecoder:
             self._count(depth - before, 1)
             self._sequence.advance(depth)
         self.result.head_calls += 1
-        return self._sequence.score(depth)
+        if self._probe is None:
+            return self._sequence.score(depth)
+        heads = self.model.heads
+        self._states = heads.states(self._sequence.hidden(depth), depth)
+        return heads.project(self._states, depth)
+
+    def _ask_probe(self, logprobs: NDArray[np.float32], entropy: float) -> float | None:
+        """What the exit probe says at this decision, whose head was read; None if nobody asks it."""
+        if self._probe is None or self._states is None:
+            return None
+        depth = self.depths[self.index]
+        states = self._states.float().cpu().numpy()
+        return float(self._probe(depth, states, logprobs[np.newaxis], np.array([entropy], np.float32))[0])
 
     def _count(self, layers: int, tokens: int) -> None:
         """Charge one pass of `tokens` tokens through `layers` layers."""

@@ -61,8 +61,10 @@ class LEDEEnv(RenderedEnv):
     | stable | 1 if the candidate depth before had the same best token; 0 at d_1 and in DRAFT | 0..1 |
     | acceptance | accepted / proposed over the finished rounds; 1 before the first proposal | 0..1 |
     | chain | -sum of log p(top-1) over the proposals of this round | 0..192 |
+    | probe | the exit probe's probability that the proposal is the last layer's token | 0..1 |
 
-    "paper" is the first three, "extended" all of them.
+    "paper" is the first three, "extended" all but `probe`, which needs traces recorded with an exit
+    probe (`sde_gym.models.probe`) and is asked for by name.
 
     ## Rewards
     See `sde_gym.envs.rewards`: "lede" (the default), "speed", "module:function" or a callable.

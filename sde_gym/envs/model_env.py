@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from sde_gym.decoding.result import Round, check_request
-from sde_gym.decoding.round import TextDecoder
+from sde_gym.decoding.round import TextDecoder, checked_probe
 from sde_gym.envs.arguments import choice, whole_number
 from sde_gym.envs.engine import EPISODES
 from sde_gym.envs.lanes import lane_seeds
@@ -129,6 +129,7 @@ class ModelEnv(RenderedEnv):
         else:
             raise InputError(f"model: {model!r} is neither a name, nor a path, nor a LayeredModel")
         self.depths = self._checked_depths(depths)
+        checked_probe(self.model, self.names, self.depths)
         vocabulary = self.model.compact_vocabulary
         self.k = whole_number("k", k, 1, self.model.vocab_size if vocabulary is None else len(vocabulary))
         self._prompt_ids = self._texts.encoded(self.model)

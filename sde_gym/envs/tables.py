@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from sde_gym.errors import InputError
 from sde_gym.policies.observation import observation_rows
 from sde_gym.traces import TraceSet
 from sde_gym.traces.schema import text_budget
 
-RECORDED_FEATURES = ("confidence", "entropy", "top1", "margin", "stable")
+RECORDED_FEATURES = ("confidence", "entropy", "top1", "margin", "stable", "probe")
 """Features that depend on the trace's row and the depth alone, not on how one got there."""
 
 
@@ -39,6 +40,9 @@ class Tables:
         playable: bool (N,), whether it is an episode: at least one token is decided on.
         names: those of `RECORDED_FEATURES` that were asked for.
         features: float32 (P m + R, len(names)), clipped.
+
+    Raises:
+        InputError: the feature `probe`, of traces without.
     """
 
     def __init__(
@@ -66,6 +70,15 @@ class Tables:
         self.playable = self.limit >= 2
 
         self.names = tuple(name for name in names if name in RECORDED_FEATURES)
+        probe = None
+        if "probe" in names:
+            if traces.probe is None or traces.overrun_probe is None:
+                raise InputError(
+                    "observation: the feature 'probe' was asked for, but these traces were recorded without "
+                    "an exit probe; leave it out, or train a probe for the model (`sde-gym train-probe`) and "
+                    "record again"
+                )
+            probe = np.concatenate([traces.probe[:, columns].ravel(), traces.overrun_probe])
         stable = np.zeros(ids.shape[:2], dtype=bool)
         stable[:, 1:] = ids[:, 1:, 0] == ids[:, :-1, 0]
         self.features = observation_rows(
@@ -74,5 +87,6 @@ class Tables:
             top_logprobs=best,
             entropy=np.concatenate([traces.entropy[:, columns].ravel(), traces.overrun_entropy]),
             stable=np.concatenate([stable.ravel(), off_text]),
+            probe=probe,
             k=k,
         )

@@ -75,11 +75,18 @@ class ExitHeads:
         Returns:
             (rows, vocabulary) float32.
         """
+        return self.project(self.states(hidden, depth), depth, compact)
+
+    def states(self, hidden: Tensor, depth: int) -> Tensor:
+        """What the head sees, (rows, hidden_size): the states at `depth` adapted and normalised."""
         if depth < self.num_layers:
             adapter = self.adapters.get(depth)
             if adapter is not None:
                 hidden = adapter(hidden)
-        hidden = self.norm(hidden)
+        return self.norm(hidden)
+
+    def project(self, hidden: Tensor, depth: int, compact: bool = True) -> Tensor:
+        """`logits` of what `states` gives."""
         if compact and depth < self.num_layers and self.compact_vocabulary is not None:
             logits = F.linear(hidden, self.compact_weight, self.compact_bias)
         else:

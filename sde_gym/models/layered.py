@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from sde_gym.models.lean import LEAN_FAMILY, LeanStack, RMSNorm
 from sde_gym.models.modular import MODULAR_FAMILY, ModularStack
 from sde_gym.models.sequence import Sequence as DepthSequence
 from sde_gym.models.slots import Rows, SlotCache
+
+if TYPE_CHECKING:
+    from sde_gym.models.probe import ExitProbe
 
 
 class LayerStack(Protocol):
@@ -39,6 +42,9 @@ class LayeredModel:
         name: what traces and reports call the model.
         compact_vocabulary: token ids of the exit heads below depth L; None = all.
         adapters: per-token maps applied before the head at some depths.
+
+    Attributes:
+        probe: how far to trust the exit heads, see `sde_gym.models.probe`; None unless attached.
 
     Raises:
         InputError: the architecture is not supported; the message names what is missing.
@@ -88,6 +94,7 @@ class LayeredModel:
             compact_vocabulary,
             adapters,
         )
+        self.probe: ExitProbe | None = None
         self._weights_hash: str | None = None
 
     @property
@@ -146,6 +153,15 @@ class LayeredModel:
             raise InputError(f"model {self.name!r} has no tokenizer")
         text: str = self.tokenizer.decode([i for i in ids if i not in self.eos_token_ids])
         return text
+
+    def attach_probe(self, probe: ExitProbe) -> None:
+        """Use this exit probe from now on.
+
+        Raises:
+            InputError: it was trained for other weights, other exit heads, or another width.
+        """
+        probe.check(self)
+        self.probe = probe
 
     def weights_hash(self) -> str:
         """16 hex digits that identify the weights.

@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 DATA = Path(__file__).parent / "data"
 
 COMPACT_VOCABULARY_FILE = "compact_vocabulary.json"
+PROBE_FILE = "probe.safetensors"
 
 #: What is fetched of a hub repository; foreign code and pickled weights stay there.
 HUB_FILES = (
     "config.json", "generation_config.json", "model*.safetensors", WEIGHTS_INDEX_FILE,
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "chat_template*", COMPACT_VOCABULARY_FILE,
+    "chat_template*", COMPACT_VOCABULARY_FILE, PROBE_FILE,
 )  # fmt: skip
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -102,11 +103,13 @@ def load_model(name_or_path: str | Path, dtype: str = "float32", device: str = "
 
     Returns:
         The model in evaluation mode, without gradients. Its tokenizer is None if the folder
-        holds none; its compact vocabulary is None if none ships with the model.
+        holds none; its compact vocabulary and its exit probe are None if none ships with the model, or
+        if the probe was trained for the weights in another dtype.
 
     Raises:
         InputError: unknown name, missing or damaged files, weights that do not fit their
-            configuration, unsupported architecture, dtype or device.
+            configuration, unsupported architecture, dtype or device, or an exit probe that was
+            trained for another model.
     """
     from sde_gym.models.layered import LayeredModel
     from sde_gym.models.vocabulary import load_compact_vocabulary
@@ -119,7 +122,24 @@ def load_model(name_or_path: str | Path, dtype: str = "float32", device: str = "
     compact = None
     if vocabulary_file.is_file():
         compact = load_compact_vocabulary(vocabulary_file, vocabulary_size)
-    return LayeredModel(hf_model, tokenizer=tokenizer, name=name, compact_vocabulary=compact)
+    model = LayeredModel(hf_model, tokenizer=tokenizer, name=name, compact_vocabulary=compact)
+    probe_file = vocabulary_file.with_name(PROBE_FILE)
+    if probe_file.is_file():
+        _attach_probe(model, probe_file, dtype)
+    return model
+
+
+def _attach_probe(model: LayeredModel, path: Path, dtype: str) -> None:
+    """Give the model its exit probe; one of another model is refused."""
+    from sde_gym.models.probe import load_probe
+
+    probe = load_probe(path)
+    if dtype != probe.dtype and probe.model_hash != model.weights_hash():
+        return  # rounded to another dtype they may be the same weights, but nothing tells
+    try:
+        model.attach_probe(probe)
+    except InputError as error:
+        raise InputError(f"{path}: {error}; or remove the file") from None
 
 
 def model_folder(name_or_path: str | Path) -> Path:

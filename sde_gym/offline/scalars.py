@@ -45,7 +45,7 @@ class ScalarLog:
         if importlib.util.find_spec("tensorboard") is None:
             self.notice = (
                 f"tensorboard is not installed: metrics go to {self.folder / SCALARS_FILE} only "
-                "(pip install tensorboard)"
+                '(pip install "sde_gym[offline]")'
             )
         else:
             for stale in self.folder.glob("events.out.tfevents.*"):

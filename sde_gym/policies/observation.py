@@ -50,9 +50,13 @@ EXTENDED: tuple[str, ...] = (
     "acceptance",
     "chain",
 )
-"""Every feature there is. Saved policies depend on these names and on their order."""
+"""The features that any model and any trace set has. Saved policies depend on the names and their order."""
 
-HEAD_FEATURES: frozenset[str] = frozenset({"confidence", "entropy", "top1", "margin", "stable"})
+FEATURES: tuple[str, ...] = (*EXTENDED, "probe")
+"""Every feature there is. `probe` needs a model with an exit probe (`sde_gym.models.probe`), or traces
+that were recorded with one; it is asked for by name."""
+
+HEAD_FEATURES: frozenset[str] = frozenset({"confidence", "entropy", "top1", "margin", "stable", "probe"})
 """Features that need the exit head at the newest token's depth (`stable` also the one before). They
 are 0 where a controller does not read that head; all others are always there."""
 
@@ -71,6 +75,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "stable": (0.0, 1.0),
     "acceptance": (0.0, 1.0),
     "chain": (0.0, 12 * SURPRISE_LIMIT),  # nats; 12 is the default max_draft, longer chains clip
+    "probe": (0.0, 1.0),
 }
 """Lowest and highest value of each feature; values outside are clipped to them."""
 
@@ -90,7 +95,7 @@ def resolve_observation(observation: str | Iterable[str]) -> tuple[str, ...]:
         if observation not in _NAMED_SETS:
             raise InputError(
                 f"observation: {observation!r} is not a feature set; use 'paper', 'extended' "
-                f"or a list of names out of {', '.join(EXTENDED)}"
+                f"or a list of names out of {', '.join(FEATURES)}"
             )
         return _NAMED_SETS[observation]
     if not isinstance(observation, Iterable):
@@ -98,7 +103,7 @@ def resolve_observation(observation: str | Iterable[str]) -> tuple[str, ...]:
     names = tuple(observation)
     for name in names:
         if not isinstance(name, str) or name not in BOUNDS:
-            raise InputError(f"observation: {name!r} is not a feature; there are {', '.join(EXTENDED)}")
+            raise InputError(f"observation: {name!r} is not a feature; there are {', '.join(FEATURES)}")
     if len(set(names)) != len(names):
         raise InputError(f"observation: a feature is named twice in {list(names)}")
     return names
@@ -166,6 +171,7 @@ def observation_rows(
     stable: Any = None,
     acceptance: Any = None,
     chain: Any = None,
+    probe: Any = None,
     k: int = 5,
 ) -> NDArray[np.float32]:
     """Observation rows of n decisions, clipped: float32 (n, f), in the order of `names`.
@@ -189,6 +195,7 @@ def observation_rows(
             first depth and in DRAFT.
         acceptance: as `acceptance()` gives it, over the finished rounds of this text.
         chain: -sum of log p(top-1) over the proposals of the current round, nats (0 in SELECT).
+        probe: the exit probe's probability that the proposal is the last layer's token.
         k: how many log-probabilities `confidence` averages.
     """
     rows = np.empty((n, len(names)), dtype=np.float32)
@@ -216,8 +223,10 @@ def observation_rows(
             values = acceptance
         elif name == "chain":
             values = chain
+        elif name == "probe":
+            values = probe
         else:
-            raise InputError(f"observation: {name!r} is not a feature; there are {', '.join(EXTENDED)}")
+            raise InputError(f"observation: {name!r} is not a feature; there are {', '.join(FEATURES)}")
         rows[:, column] = _given(values, name)
     return clip(rows, names)
 

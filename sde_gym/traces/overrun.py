@@ -26,21 +26,24 @@ class Overrun:
         proposal: int32 (R,), the proposals, ordered by position, depth and step.
         logprobs: float32 (R, k), nats, best first.
         entropy: float32 (R,), nats.
+        probe: float32 (R,), what the exit probe says; None without one.
     """
 
     lengths: NDArray[np.int64]
     proposal: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     entropy: NDArray[np.float32]
+    probe: NDArray[np.float32] | None = None
 
 
-def no_overrun(length: int, m: int, k: int) -> Overrun:
-    """No branch at any of `length` positions and m depths."""
+def no_overrun(length: int, m: int, k: int, probe: bool = False) -> Overrun:
+    """No branch at any of `length` positions and m depths, in a set with an exit probe or without."""
     return Overrun(
         np.zeros((length, m), np.int64),
         np.zeros(0, np.int32),
         np.zeros((0, k), np.float32),
         np.zeros(0, np.float32),
+        np.zeros(0, np.float32) if probe else None,
     )
 
 
@@ -55,11 +58,12 @@ def joined(parts: list[Overrun]) -> Overrun:
         ]
     )
     order = np.argsort(entry, kind="stable")
-    proposal, logprobs, entropy = (
-        np.concatenate([getattr(part, name) for part in parts])[order]
-        for name in ("proposal", "logprobs", "entropy")
+    names = ["proposal", "logprobs", "entropy"]
+    if all(part.probe is not None for part in parts):
+        names.append("probe")
+    return Overrun(
+        lengths, *(np.concatenate([getattr(part, name) for part in parts])[order] for name in names)
     )
-    return Overrun(lengths, proposal, logprobs, entropy)
 
 
 def most_rows(
@@ -92,6 +96,13 @@ def check_overrun(
     most = most_rows(proposals, token, prompt_length, settings)
     count = int(overrun.lengths.sum()) if overrun.lengths.shape == most.shape else -1
     shapes = {"proposal": (count,), "logprobs": (count, settings.k), "entropy": (count,)}
+    if (overrun.probe is not None) != (settings.probe is not None):
+        raise InputError(
+            f"{where}: its overrun rows are {'without' if overrun.probe is None else 'with'} what an exit "
+            f"probe says, but the set has probe {settings.probe!r}"
+        )
+    if overrun.probe is not None:
+        shapes["probe"] = (count,)
     if count < 0 or any(getattr(overrun, name).shape != shape for name, shape in shapes.items()):
         raise InputError(
             f"{where}: its overrun arrays do not fit {most.shape[0]} tokens at {most.shape[1]} depths"

@@ -16,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
+from sde_gym.models.cost import head_sizes
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.heads import summarise
 from sde_gym.models.layered import LayeredModel
+from sde_gym.models.probe import ExitProbe
 from sde_gym.models.sequence import Sequence as TokenSequence
 from sde_gym.prompts import Prompt, resolve_source
 from sde_gym.settings import DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
@@ -45,6 +47,8 @@ def record(
     progress: Progress | None = None,
 ) -> TraceSet:
     """Record greedy continuations of `prompts`, resuming if `out` already holds some.
+
+    What the model's exit probe says is recorded, too, if it has one for these depths and heads.
 
     Args:
         model: the model to record.
@@ -83,6 +87,8 @@ def record(
     if len({prompt.id for prompt in prompts}) != len(prompts):
         raise InputError("two prompts have the same id; every text of a trace set needs its own")
     encoded = {prompt.id: _encode(model, prompt) for prompt in prompts}
+    exit_head, final_head = head_sizes(model, compact)
+    probe = usable_probe(model, candidates, compact)
     settings = TraceSettings(
         model=model.name,
         model_hash=model.weights_hash(),
@@ -95,6 +101,9 @@ def record(
         max_new_tokens=max_new_tokens,
         context_limit=model.context_limit,
         overrun=overrun,
+        probe=None if probe is None else probe.identity,
+        exit_head=exit_head,
+        final_head=final_head,
     )
     writer = TraceWriter(Path(out), settings)
     if writer.done:
@@ -106,7 +115,7 @@ def record(
             batch = waiting[start : start + batch_size]
             ids = [encoded[prompt.id] for prompt in batch]
             for prompt, text in zip(batch, generate_greedy(model, ids, max_new_tokens), strict=True):
-                _record_text(writer, model, prompt, encoded[prompt.id], text, compact)
+                _record_text(writer, model, probe, prompt, encoded[prompt.id], text, compact)
                 tokens += len(text)
             done += len(batch)
             if progress is not None:
@@ -140,6 +149,15 @@ def _check_known(traces: TraceSet, prompts: Sequence[Prompt]) -> None:
             )
 
 
+def usable_probe(model: LayeredModel, depths: Sequence[int], compact: bool = True) -> ExitProbe | None:
+    """The model's exit probe, if there is one that knows all of these depths and these exit heads."""
+    probe = model.probe
+    if probe is None or not set(depths) <= set(probe.depths):
+        return None
+    head = model.head_hash() if compact else "full"
+    return probe if probe.head == head else None
+
+
 def _is_reference(prompt: Prompt) -> bool:
     """Whether the text can be cut again from the interpreter's library by its source."""
     try:
@@ -149,7 +167,13 @@ def _is_reference(prompt: Prompt) -> bool:
 
 
 def _record_text(
-    writer: TraceWriter, model: LayeredModel, prompt: Prompt, ids: list[int], text: list[int], compact: bool
+    writer: TraceWriter,
+    model: LayeredModel,
+    probe: ExitProbe | None,
+    prompt: Prompt,
+    ids: list[int],
+    text: list[int],
+    compact: bool,
 ) -> None:
     """Score every depth at all positions of one text, and store it."""
     settings, count, top = writer.settings, len(text), model.num_layers
@@ -161,16 +185,16 @@ def _record_text(
     top_ids = np.empty((count, len(depths), k), np.int32)
     top_logprobs = np.empty((count, len(depths), k), np.float32)
     entropy = np.empty((count, len(depths)), np.float32)
+    said = None if probe is None else np.empty((count, len(depths)), np.float32)
     for column, depth in enumerate(depths):
         sequence.advance(depth)
-        vocabulary = model.heads.vocabulary(depth) if compact else None
-        found, best, spread = summarise(sequence.score(depth, count, compact), k, vocabulary)
-        top_ids[:, column] = found.cpu().numpy()
-        top_logprobs[:, column] = best.cpu().numpy()
-        entropy[:, column] = spread.cpu().numpy()
+        scored = _score(sequence.hidden(depth, count), model, probe, depth, k, compact)
+        top_ids[:, column], top_logprobs[:, column], entropy[:, column] = scored[:3]
+        if said is not None:
+            said[:, column] = scored[3]
         if settings.overrun:
             most = most_rows(top_ids[:, [column], 0], token, len(ids), settings)[:, 0]
-            branches.append(_draft_on(sequence, depth, top_ids[:, column, 0], most, k, compact))
+            branches.append(_draft_on(sequence, probe, depth, top_ids[:, column, 0], most, k, compact))
     sequence.advance(top)
     logits = sequence.score(top, count)
     final_ids, final_logprobs, _ = summarise(logits, k)
@@ -197,11 +221,32 @@ def _record_text(
         top_logprobs=top_logprobs,
         entropy=entropy,
         overrun=joined(branches) if settings.overrun else None,
+        probe=said,
     )
+
+
+def _score(
+    hidden: torch.Tensor, model: LayeredModel, probe: ExitProbe | None, depth: int, k: int, compact: bool
+) -> list[NDArray[Any]]:
+    """What the head at `depth` says of n states (n, hidden_size).
+
+    Returns:
+        ids int32 (n, k), log-probabilities float32 (n, k), entropy float32 (n,); and, with a probe, its
+        probability float32 (n,).
+    """
+    states = model.heads.states(hidden, depth)
+    vocabulary = model.heads.vocabulary(depth) if compact else None
+    summary = summarise(model.heads.project(states, depth, compact), k, vocabulary)
+    ids, logprobs, entropy = (part.cpu().numpy() for part in summary)
+    found = [ids.astype(np.int32), logprobs, entropy]
+    if probe is not None:
+        found.append(probe(depth, states.float().cpu().numpy(), logprobs, entropy))
+    return found
 
 
 def _draft_on(
     sequence: TokenSequence,
+    probe: ExitProbe | None,
     depth: int,
     proposals: NDArray[np.int32],
     most: NDArray[np.int64],
@@ -213,6 +258,7 @@ def _draft_on(
     Args:
         sequence: prompt and text as a chain, but for the last token; every token is at exactly
             `depth`, and is left so.
+        probe: the exit probe, if what it says is recorded.
         depth: l*.
         proposals: int32 (T,), proposals at the T positions of the text.
         most: int64 (T,), most rows behind each of them, 0 for no branch.
@@ -224,7 +270,6 @@ def _draft_on(
     """
     chain = sequence.length
     model = sequence.model
-    vocabulary = model.heads.vocabulary(depth) if compact else None
     active = np.flatnonzero(most)  # positions whose branches go on
     newest = proposals[active]
     slots = (chain - len(most) + active).tolist()
@@ -234,18 +279,18 @@ def _draft_on(
             sequence.append([int(token)], parent=slot)[0] for token, slot in zip(newest, slots, strict=True)
         ]
         sequence.advance(depth, slots=slots)
-        summary = summarise(sequence.score(depth, compact=compact, slots=slots), k, vocabulary)
-        ids, logprobs, entropy = (part.cpu().numpy() for part in summary)
-        newest = ids[:, 0].astype(np.int32)
-        steps.append((active, [newest, logprobs, entropy]))
+        hidden = sequence.hidden(depth, slots=slots)
+        ids, *rest = _score(hidden, model, probe, depth, k, compact)
+        newest = ids[:, 0]
+        steps.append((active, [newest, *rest]))
         going = ~np.isin(newest, model.eos_token_ids) & (most[active] > len(steps))
         active, newest = active[going], newest[going]
         slots = [slot for slot, goes in zip(slots, going, strict=True) if goes]
     sequence.rollback(chain)
     if not steps:
-        return no_overrun(len(most), 1, k)
+        return no_overrun(len(most), 1, k, probe is not None)
     position = np.concatenate([positions for positions, _ in steps])
     order = np.argsort(position, kind="stable")
     columns = [np.concatenate(column)[order] for column in zip(*(found for _, found in steps), strict=True)]
     lengths = np.bincount(position, minlength=len(most))[:, None]
-    return Overrun(lengths, columns[0], columns[1], columns[2])
+    return Overrun(lengths, *columns)

@@ -7,6 +7,7 @@ the last layer. All log-probabilities are at temperature 1, in nats, from raw lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_VERSION = 3
-"""Rises with every change of the columns or of their meaning; the reader refuses other versions."""
+"""Rises with every change that an older reader would misread; the reader refuses other versions.
+
+The columns of `PROBE_COLUMNS` and `OVERRUN_PROBE_COLUMNS` came later: sets without them, and manifests
+without the entry `probe`, are as valid as before."""
 
 ENDS = ("eos", "budget", "context")
 """Why a text ended: an end-of-text token, max_new_tokens, or the model's context limit."""
@@ -96,6 +100,14 @@ DEPTH_COLUMNS: tuple[Column, ...] = (
 )
 """Further columns of positions-*.parquet, for each recorded depth in turn."""
 
+PROBE_COLUMNS: tuple[Column, ...] = (
+    Column(
+        "d{depth}_probe", "float32", "", "probability",
+        "What the exit probe says: how probable it is that the proposal equals the emitted token.",
+    ),
+)  # fmt: skip
+"""Columns behind those of a depth in sets recorded with an exit probe."""
+
 OVERRUN_COLUMNS: tuple[Column, ...] = (
     Column("text", "int32", "", "", "Number of the text."),
     Column("position", "int32", "", "tokens", "t, the position at which the proposal was wrong."),
@@ -108,6 +120,14 @@ OVERRUN_COLUMNS: tuple[Column, ...] = (
 """Columns of the files overrun-*.parquet, one row for each token drafted behind a wrong proposal.
 
 Rows are ordered by text, position, depth and step. Positions start from 1: token 0 is prefill's."""
+
+OVERRUN_PROBE_COLUMNS: tuple[Column, ...] = (
+    Column(
+        "probe", "float32", "", "probability",
+        "What the exit probe says of the proposal, as if the tokens before it were right.",
+    ),
+)  # fmt: skip
+"""Columns behind those of overrun-*.parquet in sets recorded with an exit probe."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +147,9 @@ class TraceSettings:
         dtype: of the model when it was recorded.
         k: how many most probable tokens are stored a row.
         overrun: most rows stored behind a wrong proposal, enough for drafts of overrun + 1; 0 = none.
+        probe: hash of the exit probe whose probabilities are stored; None = none are.
+        exit_head: parameters of an exit head over those of a layer; 0 where that is not known.
+        final_head: the same of the last layer's head.
     """
 
     model: str
@@ -140,6 +163,9 @@ class TraceSettings:
     dtype: str = "float32"
     k: int = 8
     overrun: int = 0
+    probe: str | None = None
+    exit_head: float = 0.0
+    final_head: float = 0.0
 
     def __post_init__(self) -> None:
         """Make the tuples tuples of int and refuse values that cannot be."""
@@ -156,6 +182,10 @@ class TraceSettings:
             )
         if self.overrun < 0:
             raise InputError(f"overrun: {self.overrun} is below 0")
+        if not (self.probe is None or (isinstance(self.probe, str) and self.probe)):
+            raise InputError(f"probe: {self.probe!r} is neither a hash nor null")
+        if not (0 <= self.exit_head < math.inf and 0 <= self.final_head < math.inf):
+            raise InputError(f"exit_head, final_head: {self.exit_head}, {self.final_head} are no sizes")
 
     def as_manifest(self) -> dict[str, Any]:
         """The settings as plain JSON types."""
@@ -165,11 +195,14 @@ class TraceSettings:
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any], where: str) -> TraceSettings:
         """The settings in a manifest; `where` names its file in errors."""
-        missing = [field.name for field in fields(cls) if field.name not in manifest]
+        # Sets recorded before there were these do not name them.
+        optional = {"probe", "exit_head", "final_head"}
+        names = [field.name for field in fields(cls) if field.name in manifest or field.name not in optional]
+        missing = [name for name in names if name not in manifest]
         if missing:
             raise InputError(f"{where}: not the manifest of a trace set, {', '.join(missing)} missing")
         try:
-            return cls(**{field.name: manifest[field.name] for field in fields(cls)})
+            return cls(**{name: manifest[name] for name in names})
         except (TypeError, ValueError, OverflowError, InputError) as error:
             raise InputError(f"{where}: {error}") from None
 
@@ -187,14 +220,19 @@ def check_depths(depths: tuple[int, ...], num_layers: int, name: str = "depths")
         raise InputError(f"{name}: {list(depths)} do not rise strictly")
 
 
-def position_columns(depths: tuple[int, ...]) -> list[Column]:
-    """All columns of a positions file with these depths, in order."""
+def position_columns(depths: tuple[int, ...], probe: bool = False) -> list[Column]:
+    """All columns of a positions file with these depths, with an exit probe or without, in order."""
     columns = list(POSITION_COLUMNS)
     for depth in depths:
-        for column in DEPTH_COLUMNS:
+        for column in DEPTH_COLUMNS + (PROBE_COLUMNS if probe else ()):
             name = column.name.format(depth=depth)
             columns.append(Column(name, column.dtype, column.shape, column.unit, column.meaning))
     return columns
+
+
+def overrun_columns(probe: bool = False) -> list[Column]:
+    """All columns of an overrun file, with an exit probe or without, in order."""
+    return [*OVERRUN_COLUMNS, *(OVERRUN_PROBE_COLUMNS if probe else ())]
 
 
 def arrow_schema(columns: list[Column] | tuple[Column, ...], k: int) -> pa.Schema:

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from sde_gym.errors import InputError
 from sde_gym.traces.overrun import Overrun, check_overrun
 from sde_gym.traces.schema import (
-    OVERRUN_COLUMNS,
     TEXT_COLUMNS,
     TraceSettings,
     check_text,
+    overrun_columns,
     position_columns,
 )
 from sde_gym.traces.shards import MANIFEST, SHARD_KINDS, read_manifest, read_shard
-from sde_gym.traces.trace_set import TraceSet, frozen
+from sde_gym.traces.trace_set import PROBE_ARRAYS, TraceSet, frozen
 from sde_gym.traces.writer import TraceWriter
 
 __all__ = ["SHIPPED", "TraceSet", "TraceWriter", "load_traces"]
@@ -64,8 +64,8 @@ def _load(folder: Path, state: tuple[tuple[str, int, int], ...]) -> TraceSet:
     settings = TraceSettings.from_manifest(manifest, str(folder / MANIFEST))
     columns = {
         "texts": list(TEXT_COLUMNS),
-        "positions": position_columns(settings.depths),
-        "overrun": list(OVERRUN_COLUMNS),
+        "positions": position_columns(settings.depths, settings.probe is not None),
+        "overrun": overrun_columns(settings.probe is not None),
     }
     tables: dict[str, list[Any]] = {kind: [] for kind in SHARD_KINDS}
     for shard in manifest["shards"]:
@@ -115,7 +115,12 @@ def _assemble(
         "final_logprobs": lists("final_logprobs"),
         "final_gap": rows("final_gap"),
     }
-    arrays |= _branches(folder, tables["overrun"], start, depths, k)
+    if settings.probe is not None:
+        arrays["probe"] = np.stack([rows(f"d{depth}_probe") for depth in depths], axis=1)
+    arrays |= _branches(folder, tables["overrun"], start, settings)
+    for name in PROBE_ARRAYS:
+        if name in arrays and not ((arrays[name] >= 0.0) & (arrays[name] <= 1.0)).all():
+            raise InputError(f"{folder}: a probe column holds a value that is no probability")
     trace_set = TraceSet(
         manifest=manifest,
         depths=depths,
@@ -158,14 +163,19 @@ def _lists(table: Any, name: str, k: int) -> NDArray[Any]:
 
 
 def _branches(
-    folder: Path, tables: list[Any], start: NDArray[np.int64], depths: tuple[int, ...], k: int
+    folder: Path, tables: list[Any], start: NDArray[np.int64], settings: TraceSettings
 ) -> dict[str, NDArray[Any]]:
     """The arrays of the overrun rows, checked to be in order."""
     import pyarrow as pa
 
+    depths, k = settings.depths, settings.k
     entries = int(start[-1]) * len(depths)
+    probe: dict[str, NDArray[Any]] = {}
     if not tables:
+        if settings.probe is not None:
+            probe["overrun_probe"] = np.zeros(0, np.float32)
         return {
+            **probe,
             "branch_start": np.zeros(entries + 1, np.int64),
             "overrun_proposal": np.zeros(0, np.int32),
             "overrun_logprobs": np.zeros((0, k), np.float32),
@@ -185,7 +195,10 @@ def _branches(
         step, np.arange(len(entry)) - branch_start[entry] + 1
     ):
         raise InputError(f"{folder}: the overrun rows are not in order of text, position, depth and step")
+    if settings.probe is not None:
+        probe["overrun_probe"] = _values(table, "probe")
     return {
+        **probe,
         "branch_start": branch_start,
         "overrun_proposal": _values(table, "proposal"),
         "overrun_logprobs": _lists(table, "logprobs", k),
@@ -204,6 +217,7 @@ def _check_branches(where: str, traces: TraceSet, number: int, settings: TraceSe
         traces.overrun_proposal[branches],
         traces.overrun_logprobs[branches],
         traces.overrun_entropy[branches],
+        None if traces.overrun_probe is None else traces.overrun_probe[branches],
     )
     check_overrun(
         where,

@@ -22,6 +22,8 @@ ROW_ARRAYS = (
     "final_gap",
 )
 OVERRUN_ARRAYS = ("overrun_proposal", "overrun_logprobs", "overrun_entropy")
+PROBE_ARRAYS = ("probe", "overrun_probe")
+"""Arrays that only sets recorded with an exit probe have."""
 TEXT_LISTS = ("text_ids", "tasks", "ends", "prompt_tokens", "prompt_lengths", "prompts", "sources")
 
 
@@ -58,6 +60,10 @@ class TraceSet:
         prompt_lengths: N numbers of prompt tokens.
         prompts: N prompts, None where they can be cut again from their source.
         sources: N sources.
+        probe: float32 (P, m), the exit probe's probability that the proposal equals the emitted
+            token; None if the set was recorded without one.
+        overrun_probe: float32 (R,), the same behind wrong proposals, as if what lies before were
+            right; None likewise.
     """
 
     manifest: dict[str, Any]
@@ -84,6 +90,8 @@ class TraceSet:
     prompt_lengths: list[int]
     prompts: list[str | None]
     sources: list[str]
+    probe: NDArray[np.float32] | None = None
+    overrun_probe: NDArray[np.float32] | None = None
 
     def __repr__(self) -> str:
         """What it is and how large, in a line."""
@@ -160,6 +168,9 @@ class TraceSet:
         branch_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         branches = np.repeat(first - branch_start[:-1], counts) + np.arange(branch_start[-1])
         arrays |= {name: frozen(getattr(self, name)[branches]) for name in OVERRUN_ARRAYS}
+        if self.probe is not None and self.overrun_probe is not None:
+            arrays["probe"] = frozen(self.probe[rows])
+            arrays["overrun_probe"] = frozen(self.overrun_probe[branches])
         arrays["branch_start"] = frozen(branch_start)
         lists: dict[str, Any] = {name: [getattr(self, name)[text] for text in chosen] for name in TEXT_LISTS}
         start = np.concatenate([[0], np.cumsum(self.lengths[chosen])]).astype(np.int64)

@@ -13,12 +13,12 @@ from sde_gym.errors import InputError
 from sde_gym.files import sha256, write_json
 from sde_gym.traces.overrun import Overrun, check_overrun, no_overrun
 from sde_gym.traces.schema import (
-    OVERRUN_COLUMNS,
     SCHEMA_VERSION,
     TEXT_COLUMNS,
     TraceSettings,
     arrow_schema,
     check_text,
+    overrun_columns,
     position_columns,
 )
 from sde_gym.traces.shards import (
@@ -29,7 +29,7 @@ from sde_gym.traces.shards import (
     read_shard,
     write_parquet,
 )
-from sde_gym.traces.trace_set import OVERRUN_ARRAYS, ROW_ARRAYS
+from sde_gym.traces.trace_set import OVERRUN_ARRAYS, PROBE_ARRAYS, ROW_ARRAYS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,6 +121,7 @@ class TraceWriter:
         top_logprobs: ArrayLike,
         entropy: ArrayLike,
         overrun: Overrun | None = None,
+        probe: ArrayLike | None = None,
     ) -> bool:
         """Add one text of T emitted tokens; whether a proposal matches is computed here.
 
@@ -140,6 +141,7 @@ class TraceWriter:
             top_logprobs: float (T, m, k), nats.
             entropy: float (T, m), nats.
             overrun: what was drafted behind wrong proposals; needed if and only if the set has it.
+            probe: float (T, m), what the exit probe says; needed if and only if the set has one.
 
         Returns:
             Whether the text was stored: one with fewer than two tokens is no episode, it is only
@@ -171,6 +173,13 @@ class TraceWriter:
             "top_logprobs": np.asarray(top_logprobs, dtype=np.float32),
             "entropy": np.asarray(entropy, dtype=np.float32),
         }
+        if (probe is not None) != (self.settings.probe is not None):
+            raise InputError(
+                f"text {text_id!r}: what an exit probe says is {'missing' if probe is None else 'given'}, "
+                f"but the set has probe {self.settings.probe!r}"
+            )
+        if probe is not None:
+            text["probe"] = np.asarray(probe, dtype=np.float32)
         _check_shapes(text, self.settings)
         check_text(f"text {text_id!r}", tokens, end, text["prompt_length"], self.settings)
         if (overrun is not None) != (self.settings.overrun > 0):
@@ -178,7 +187,7 @@ class TraceWriter:
                 f"text {text_id!r}: overrun rows are {'missing' if overrun is None else 'given'}, but the "
                 f"set has overrun {self.settings.overrun}"
             )
-        branches = no_overrun(len(tokens), len(self.settings.depths), self.settings.k)
+        branches = no_overrun(len(tokens), len(self.settings.depths), self.settings.k, probe is not None)
         if overrun is not None:
             check_overrun(f"text {text_id!r}", overrun, text["top_ids"][:, :, 0], tokens,
                           text["prompt_length"], self.settings)  # fmt: skip
@@ -188,6 +197,11 @@ class TraceWriter:
         for name in ("final_logprobs", "final_gap", "top_logprobs", "entropy", *OVERRUN_ARRAYS[1:]):
             if not np.isfinite(text[name]).all():
                 raise InputError(f"text {text_id!r}: {name} holds a value that is not finite")
+        if probe is not None:
+            text["overrun_probe"] = branches.probe
+            for name in PROBE_ARRAYS:
+                if not ((text[name] >= 0.0) & (text[name] <= 1.0)).all():
+                    raise InputError(f"text {text_id!r}: {name} holds a value that is no probability")
         self._pending.append(text)
         self.done.add(text_id)
         if len(self._pending) >= self.texts_per_shard:
@@ -232,6 +246,8 @@ def _check_shapes(text: dict[str, Any], settings: TraceSettings) -> None:
         "top_logprobs": (length, m, k),
         "entropy": (length, m),
     }
+    if "probe" in text:
+        shapes["probe"] = (length, m)
     for name, shape in shapes.items():
         if text[name] is None:  # only prompt_tokens may be
             continue
@@ -266,7 +282,6 @@ def _texts_table(texts: list[dict[str, Any]], first: int, settings: TraceSetting
 
 
 def _positions_table(texts: list[dict[str, Any]], first: int, settings: TraceSettings) -> pa.Table:
-
     lengths = [len(text["token"]) for text in texts]
     joined = {name: np.concatenate([text[name] for text in texts]) for name in ROW_ARRAYS if name != "match"}
     values: dict[str, NDArray[Any]] = {
@@ -279,7 +294,10 @@ def _positions_table(texts: list[dict[str, Any]], first: int, settings: TraceSet
         values[f"d{depth}_logprobs"] = joined["top_logprobs"][:, index]
         values[f"d{depth}_entropy"] = joined["entropy"][:, index]
         values[f"d{depth}_match"] = joined["top_ids"][:, index, 0] == joined["token"]
-    return parquet_table(values, arrow_schema(position_columns(settings.depths), settings.k))
+        if settings.probe is not None:
+            values[f"d{depth}_probe"] = np.concatenate([text["probe"][:, index] for text in texts])
+    columns = position_columns(settings.depths, settings.probe is not None)
+    return parquet_table(values, arrow_schema(columns, settings.k))
 
 
 def _overrun_table(texts: list[dict[str, Any]], first: int, settings: TraceSettings) -> pa.Table:
@@ -296,7 +314,7 @@ def _overrun_table(texts: list[dict[str, Any]], first: int, settings: TraceSetti
         "step": np.arange(counts.sum()) - np.repeat(ends - counts, counts) + 1,
         **{
             name.removeprefix("overrun_"): np.concatenate([text[name] for text in texts])
-            for name in OVERRUN_ARRAYS
+            for name in (*OVERRUN_ARRAYS, *(["overrun_probe"] if settings.probe is not None else []))
         },
     }
-    return parquet_table(values, arrow_schema(OVERRUN_COLUMNS, settings.k))
+    return parquet_table(values, arrow_schema(overrun_columns(settings.probe is not None), settings.k))

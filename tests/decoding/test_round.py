@@ -53,7 +53,7 @@ def glance(decoder: TextDecoder) -> None:
 
 def show(decoder: TextDecoder) -> None:
     row = decoder.observation()[0]
-    assert not row[[EXTENDED.index(name) for name in HEAD_FEATURES]].any()
+    assert not row[[n for n, name in enumerate(decoder.names) if name in HEAD_FEATURES]].any()
     assert decoder.best is None
 
 

@@ -40,6 +40,8 @@ FEATURES: list[tuple[str, ...]] = [
     ("stable",),
     ("depth",),
     ("acceptance", "draft_length", "trace", "phase"),
+    ("probe",),
+    ("trace", "probe", "stable", "chain"),
 ]
 
 
@@ -130,7 +132,7 @@ def test_equals_numpy(settings: dict[str, Any], episode: str, overrun: int, way:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("names", FEATURES, ids=str)
 def test_equals_numpy_in_every_observation(names: tuple[str, ...], way: str) -> None:
-    play(random_traces(5, 12, overrun=11), way, 5, 150, observation=names)
+    play(random_traces(5, 12, overrun=11, probe=True), way, 5, 150, observation=names)
 
 
 @pytest.mark.parametrize("credit", ["immediate", "round"])

@@ -31,8 +31,9 @@ from sde_gym.envs.vector import LEDEVectorEnv
 from sde_gym.envs.wallclock import LEDEWallClockEnv
 from sde_gym.envs.wrappers import DepthOnly, LengthOnly
 from sde_gym.errors import InputError
-from sde_gym.policies.observation import BOUNDS, EXTENDED, PAPER, Action
+from sde_gym.policies.observation import BOUNDS, FEATURES, PAPER, Action
 from sde_gym.traces import TraceSet
+from tests.builders import random_traces
 from tests.pages import documented_arguments, first_column, made_from_code, marked, read_page
 
 PAGE = read_page("environment")
@@ -40,13 +41,13 @@ PAGE = read_page("environment")
 
 def test_every_feature_stands_with_its_bounds_in_order() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \|", marked(PAGE, "observation"), re.MULTILINE)
-    assert [name for name, _, _ in rows] == list(EXTENDED)
+    assert [name for name, _, _ in rows] == list(FEATURES)
     assert {name: (float(low), float(high)) for name, low, high in rows} == BOUNDS
 
 
-def test_the_bounds_are_those_of_the_space(toy_traces: TraceSet) -> None:
+def test_the_bounds_are_those_of_the_space() -> None:
     rows = re.findall(r"^\| `\w+` \| (\S+) \| (\S+) \|", marked(PAGE, "observation"), re.MULTILINE)
-    space = LEDEEnv(toy_traces, observation="extended").observation_space
+    space = LEDEEnv(random_traces(probe=True), observation=FEATURES).observation_space
     assert isinstance(space, gymnasium.spaces.Box)
     np.testing.assert_array_equal(space.low, [float(low) for low, _ in rows])
     np.testing.assert_array_equal(space.high, [float(high) for _, high in rows])

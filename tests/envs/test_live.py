@@ -25,14 +25,15 @@ from sde_gym.envs.lede import LEDEEnv
 from sde_gym.envs.live import LEDELiveEnv
 from sde_gym.envs.wallclock import LEDEWallClockEnv
 from sde_gym.errors import InputError
+from sde_gym.models.cost import unit_cost
 from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.controller import Controller, View
-from sde_gym.policies.observation import EXTENDED
+from sde_gym.policies.observation import FEATURES
 from sde_gym.policies.rules import RandomController
 from sde_gym.prompts import Prompt
 from sde_gym.traces import TraceSet
 from sde_gym.traces.recorder import record
-from tests.envs.test_live_parity import DEPTHS, POLICIES, TOKENS, tiny_model
+from tests.envs.test_live_parity import DEPTHS, POLICIES, TOKENS, attach_random_probe, tiny_model
 
 NEAR_TIE = 1e-3  # between the two best logits
 CLOSE = 1e-4  # between observations
@@ -66,6 +67,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = tiny_model(3 if request.param == "ending" else None)
     if request.param == "compact":
         model = LayeredModel(model.hf, None, "tiny", compact_vocabulary=[0, 1, 3, 4, 5, 7, 8, 9, 11])
+        attach_random_probe(model)
     return bench(model, tmp_path_factory.mktemp("live") / "set")
 
 
@@ -97,7 +99,7 @@ def decide(policy: Policy, observation: np.ndarray, info: dict[str, Any]) -> int
     )
     if callable(policy):
         return int(policy(view)[0])
-    columns = [EXTENDED.index(name) for name in policy.observation]
+    columns = [FEATURES.index(name) for name in policy.observation]
     return int(policy.act(replace(view, observation=view.observation[:, columns]))[0])
 
 
@@ -179,7 +181,7 @@ def compare(tally: Tally, replay: LEDEEnv, other: LEDELiveEnv, policies: list[Po
 def test_live_is_replay(policy: str, episode: str, max_draft: int, tiny: Bench) -> None:
     """Every policy: same actions, observations, rewards, ends, counters and info, and the true text."""
     tally, steps = Tally(), 0
-    settings: dict[str, Any] = {"observation": "extended", "max_draft": max_draft, "episode": episode}
+    settings: dict[str, Any] = {"observation": list(FEATURES), "max_draft": max_draft, "episode": episode}
     replay, other = LEDEEnv(tiny.traces, **settings), live_env(tiny, **settings)
     for number in range(0, len(tiny.traces), 1 if episode == "generation" else 2):
         text = tiny.traces.text_ids[number]
@@ -209,7 +211,7 @@ def test_live_is_replay(policy: str, episode: str, max_draft: int, tiny: Bench) 
 )
 def test_live_is_replay_with_every_setting(settings: dict[str, Any], episode: str, tiny: Bench) -> None:
     tally = Tally()
-    settings = {"observation": "extended", "episode": episode, **settings}
+    settings = {"observation": list(FEATURES), "episode": episode, **settings}
     replay, other = LEDEEnv(tiny.traces, **settings), live_env(tiny, **settings)
     for seed, text in enumerate(tiny.traces.text_ids[:: 1 if episode == "generation" else 3]):
         compare(tally, replay, other, [RandomController(0.7, seed) for _ in range(2)], text)
@@ -245,7 +247,7 @@ def test_any_observation(names: Any, endless: Bench) -> None:
 @pytest.mark.parametrize("episode", EPISODES)
 def test_reset_starts_and_resumes_as_in_replay(episode: str, endless: Bench) -> None:
     """Any resets between any steps: the same text, tokens and counters stand behind each of them."""
-    settings: dict[str, Any] = {"episode": episode, "observation": "extended"}
+    settings: dict[str, Any] = {"episode": episode, "observation": list(FEATURES)}
     envs = LEDEEnv(endless.traces, **settings), live_env(endless, **settings)
     for env in envs:
         env.reset(seed=1)
@@ -615,7 +617,8 @@ def test_a_clock_that_counts_layers_is_replay(
 
     monkeypatch.setattr(endless.model.stack, "run", counted)
     monkeypatch.setattr("sde_gym.envs.model_env.perf_counter", lambda: clock[0])
-    replay = LEDEEnv(endless.traces, reward="speed", rho=0.3, credit="round", episode=kind)
+    layers = unit_cost(endless.model.num_layers)  # heads are free, as this clock has it
+    replay = LEDEEnv(endless.traces, reward="speed", rho=0.3, cost=layers, credit="round", episode=kind)
     env = clock_env(endless, rho=0.3, episode=kind)
     for number, text in enumerate(endless.traces.text_ids):
         reset: dict[str, Any] = {"options": {"text": text}}

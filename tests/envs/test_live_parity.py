@@ -12,8 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sde_gym.decoding.speculative import speculative
 from sde_gym.envs.run import run_controller
 from sde_gym.models.layered import LayeredModel
+from sde_gym.models.probe import HEAD_INPUTS, ExitProbe
 from sde_gym.policies.controller import BaseController, Controller, View
-from sde_gym.policies.observation import EXTENDED
+from sde_gym.policies.observation import FEATURES
 from sde_gym.policies.qnetwork import QController, QNetwork
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController, counter_uniform
 from sde_gym.prompts import Prompt
@@ -42,7 +43,21 @@ def tiny_model(eos: int | None) -> LayeredModel:
         eos_token_id=eos,
         pad_token_id=0,
     )
-    return LayeredModel(LlamaForCausalLM(config).eval(), None, "tiny")
+    model = LayeredModel(LlamaForCausalLM(config).eval(), None, "tiny")
+    attach_random_probe(model)
+    return model
+
+
+def attach_random_probe(model: LayeredModel) -> None:
+    """An exit probe that says something else at every depth and of every state."""
+    rng = np.random.default_rng(1)
+    weight = 0.2 * rng.normal(size=(len(DEPTHS), model.hidden_size + len(HEAD_INPUTS)))
+    model.attach_probe(
+        ExitProbe(
+            DEPTHS, weight, rng.normal(size=len(DEPTHS)),
+            model_hash=model.weights_hash(), head=model.head_hash(),
+        )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[None, 3], ids=["endless", "ending"])
@@ -63,7 +78,7 @@ def traces(model: LayeredModel, tmp_path_factory: pytest.TempPathFactory) -> Tra
 class Watched(BaseController):
     """Applies another controller and keeps what it saw and did."""
 
-    observation = EXTENDED
+    observation = FEATURES
 
     def __init__(self, inner: Controller | Callable[[View], np.ndarray]) -> None:
         self.inner = inner
@@ -83,7 +98,7 @@ class Watched(BaseController):
         if callable(self.inner):
             actions = self.inner(view)
         else:
-            columns = [EXTENDED.index(name) for name in self.inner.observation]
+            columns = [FEATURES.index(name) for name in self.inner.observation]
             narrowed = View(**{**vars(view), "observation": view.observation[:, columns]})
             actions = np.asarray(self.inner.act(narrowed))
         self.log.append((int(view.phase[0]), int(view.depth_index[0]), int(actions[0])))
@@ -98,8 +113,8 @@ def eager(view: View) -> np.ndarray:
 
 def random_network(max_draft: int) -> QController:
     rng = np.random.default_rng(4)
-    layers = [(rng.normal(size=(a, b)), rng.normal(size=b)) for a, b in ((len(EXTENDED), 16), (16, 2))]
-    return QController(QNetwork(layers), EXTENDED, DEPTHS, 6, max_draft)
+    layers = [(rng.normal(size=(a, b)), rng.normal(size=b)) for a, b in ((len(FEATURES), 16), (16, 2))]
+    return QController(QNetwork(layers), FEATURES, DEPTHS, 6, max_draft)
 
 
 POLICIES: dict[str, Callable[[int], Controller | Callable[[View], np.ndarray]]] = {
@@ -115,7 +130,7 @@ POLICIES: dict[str, Callable[[int], Controller | Callable[[View], np.ndarray]]] 
 @pytest.mark.parametrize("max_draft", [12, 3])
 def test_replay_is_the_decoder(policy: str, max_draft: int, model: LayeredModel, traces: TraceSet) -> None:
     """Actions, tokens, rounds, counters, and every observation to 1e-4."""
-    behind = 0
+    behind, said = 0, []
     for text in range(len(traces)):
         replayed, followed = (Watched(POLICIES[policy](max_draft)) for _ in range(2))
         result = run_controller(traces, replayed, [text], max_draft=max_draft)
@@ -131,11 +146,13 @@ def test_replay_is_the_decoder(policy: str, max_draft: int, model: LayeredModel,
         assert live.tokens == traces.tokens_of(text).tolist()
         assert followed.log == replayed.log
         np.testing.assert_allclose(followed.rows, replayed.rows, atol=1e-4)
+        said.extend(np.array(followed.rows)[:, FEATURES.index("probe")])
         assert len(live.rounds) == result.rounds[0]
         for name in COUNTED:
             assert getattr(live, name) == getattr(result, name)[0], name
         behind += sum(round_.drafted - round_.accepted > 1 for round_ in live.rounds)
     assert behind > (3 if policy != "threshold" else 0)
+    assert np.std(said) > 0.05  # the probe says something
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

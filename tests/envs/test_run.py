@@ -16,7 +16,7 @@ from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.models.cost import unit_cost
 from sde_gym.policies.controller import BaseController, Controller, RoundOutcome, View
-from sde_gym.policies.observation import EXTENDED, HEAD_FEATURES, Phase
+from sde_gym.policies.observation import FEATURES, HEAD_FEATURES, Phase
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
 from sde_gym.traces import TraceSet
 from tests.builders import random_traces, written_traces
@@ -115,11 +115,12 @@ def test_the_same_case_in_measured_time() -> None:
     assert result.cost[0] == pytest.approx(drafts + layers + heads + fixed)
 
 
-def test_heads_are_charged_where_they_are_read_or_proposed_from(toy_traces: TraceSet) -> None:
+def test_heads_are_charged_where_they_are_read_or_proposed_from() -> None:
     """As `head_calls` counts them; a last layer's head is none of these."""
+    traces = random_traces(overrun=11, probe=True)
     free = unit_cost(8)
     for reader in (Seer({0, 2}), Seer(set()), StaticController(3, 4), ThresholdController(0.6, 0.4)):
-        result = run_controller(toy_traces, reader, cost=dataclasses.replace(free, exit_head=0.5))
+        result = run_controller(traces, reader, cost=dataclasses.replace(free, exit_head=0.5))
         heads = result.head_calls - result.rounds
         np.testing.assert_allclose(result.cost, result.sequential_layers + 0.5 * heads)
 
@@ -249,7 +250,7 @@ class Seer(BaseController):
     """Keeps what it is shown; reads the heads of the first phase at the given depths only."""
 
     name = "seer"
-    observation = EXTENDED
+    observation = FEATURES
 
     def __init__(self, read: set[int], k: int | None = None, window: int | None = None) -> None:
         self.read, self.k, self.window = read, k, window
@@ -263,13 +264,14 @@ class Seer(BaseController):
         return RandomController(0.4, seed=1, p_draft=0.7).act(view)
 
 
-def test_heads_that_are_not_read_show_nothing_and_the_rest_is_always_there(toy_traces: TraceSet) -> None:
+def test_heads_that_are_not_read_show_nothing_and_the_rest_is_always_there() -> None:
+    traces = random_traces(overrun=11, probe=True)
     everything, some = Seer({0, 1, 2}), Seer({0, 2})
     everything.reads = lambda phase, depth_index: True  # type: ignore[method-assign]
-    run_controller(toy_traces, everything)
-    run_controller(toy_traces, some)
-    head = np.array([name in HEAD_FEATURES for name in EXTENDED])
-    stable = EXTENDED.index("stable")
+    run_controller(traces, everything)
+    run_controller(traces, some)
+    head = np.array([name in HEAD_FEATURES for name in FEATURES])
+    stable = FEATURES.index("stable")
     hidden_stable = 0
     for whole, partial in zip(everything.seen, some.seen, strict=True):
         np.testing.assert_array_equal(partial.observation[:, ~head], whole.observation[:, ~head])
@@ -280,17 +282,18 @@ def test_heads_that_are_not_read_show_nothing_and_the_rest_is_always_there(toy_t
         expected[partial.depth_index == 2, stable] = 0  # the head at index 1 was not read
         np.testing.assert_array_equal(partial.observation[read], expected[read])
     assert hidden_stable > 0
-    assert set(EXTENDED) > HEAD_FEATURES
+    assert set(FEATURES) > HEAD_FEATURES
 
 
-def test_a_controller_brings_its_k_and_window(toy_traces: TraceSet) -> None:
+def test_a_controller_brings_its_k_and_window() -> None:
+    toy_traces = random_traces(overrun=11, probe=True)
     own, given, default = Seer({0}, k=3, window=2), Seer({0}), Seer({0})
     run_controller(toy_traces, own)
     run_controller(toy_traces, given, k=3, window=2)
     run_controller(toy_traces, default)
     for mine, same in zip(own.seen, given.seen, strict=True):
         np.testing.assert_array_equal(mine.observation, same.observation)
-    for column in (EXTENDED.index("confidence"), EXTENDED.index("trace")):
+    for column in (FEATURES.index("confidence"), FEATURES.index("trace")):
         assert any(
             (mine.observation[:, column] != other.observation[:, column]).any()
             for mine, other in zip(own.seen, default.seen, strict=True)

@@ -12,6 +12,8 @@ from sde_gym.errors import InputError
 from sde_gym.policies.observation import (
     BOUNDS,
     EXTENDED,
+    FEATURES,
+    HEAD_FEATURES,
     PAPER,
     Action,
     Phase,
@@ -45,7 +47,8 @@ def test_names_and_numbers_that_saved_policies_depend_on() -> None:
     )
     assert (Action.CONTINUE, Action.EXIT) == (0, 1)
     assert (Phase.SELECT, Phase.DRAFT) == (0, 1)
-    assert set(BOUNDS) == set(EXTENDED)
+    assert (*EXTENDED, "probe") == FEATURES
+    assert set(BOUNDS) == set(FEATURES) > HEAD_FEATURES
     assert BOUNDS == {
         "confidence": (0, 50),
         "entropy": (0, 16),
@@ -58,6 +61,7 @@ def test_names_and_numbers_that_saved_policies_depend_on() -> None:
         "stable": (0, 1),
         "acceptance": (0, 1),
         "chain": (0, 192),
+        "probe": (0, 1),
     }
 
 
@@ -68,7 +72,7 @@ def test_resolve_observation() -> None:
     assert resolve_observation(()) == ()
 
 
-@pytest.mark.parametrize("wrong", ["full", ["probe"], ["trace", "trace"], 5, [3]])
+@pytest.mark.parametrize("wrong", ["full", ["prob"], ["trace", "trace"], 5, [3]])
 def test_unknown_features_are_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match="observation: "):
         resolve_observation(wrong)
@@ -112,6 +116,7 @@ def test_rows_in_the_order_asked_for() -> None:
         "stable": np.array([True, False]),
         "acceptance": np.array([1.0, 0.5]),
         "chain": np.array([0.0, 2.0]),
+        "probe": np.array([0.75, 0.5]),
         "k": 3,
     }
     expected = {
@@ -126,8 +131,9 @@ def test_rows_in_the_order_asked_for() -> None:
         "stable": [1, 0],
         "acceptance": [1, 0.5],
         "chain": [0, 2],
+        "probe": [0.75, 0.5],
     }
-    for names in (EXTENDED, PAPER, EXTENDED[::-1], ("chain", "top1"), ()):
+    for names in (EXTENDED, PAPER, FEATURES[::-1], ("chain", "top1"), ("probe",), ()):
         rows = observation_rows(names, 2, **everything)
         assert rows.dtype == np.float32
         assert rows.shape == (2, len(names))
@@ -138,7 +144,7 @@ def test_rows_in_the_order_asked_for() -> None:
 def test_scalars_serve_every_row_and_unused_ingredients_may_be_missing() -> None:
     rows = observation_rows(("entropy", "depth"), 3, entropy=2.0, depth=3, num_layers=6)
     assert rows.tolist() == [[2.0, 0.5]] * 3
-    for names in (("confidence",), ("depth",), ("draft_length",), ("trace",)):
+    for names in (("confidence",), ("depth",), ("draft_length",), ("trace",), ("probe",)):
         with pytest.raises(TypeError, match=names[0]):
             observation_rows(names, 1, entropy=2.0)
     with pytest.raises(TypeError, match="depth"):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from sde_gym.files import read_json
-from sde_gym.traces.trace_set import OVERRUN_ARRAYS, ROW_ARRAYS, TEXT_LISTS
+from sde_gym.traces.trace_set import OVERRUN_ARRAYS, PROBE_ARRAYS, ROW_ARRAYS, TEXT_LISTS
 from tests.pages import made_from_code, marked, read_page
 
 PAGE = read_page("traces")
 
 
-@pytest.mark.parametrize("mark", ["texts", "positions", "depths", "overrun"])
+@pytest.mark.parametrize("mark", ["texts", "positions", "depths", "probe", "overrun", "overrun-probe"])
 def test_the_columns_are_those_of_the_schema(mark: str) -> None:
     assert marked(PAGE, mark) == made_from_code()["traces", mark]
 
@@ -24,5 +24,5 @@ def test_every_entry_of_the_manifest_is_named(toy_folder: Path) -> None:
 
 
 def test_every_attribute_of_a_trace_set_is_named() -> None:
-    for name in (*ROW_ARRAYS, *OVERRUN_ARRAYS, "branch_start", *TEXT_LISTS):
+    for name in (*ROW_ARRAYS, *OVERRUN_ARRAYS, *PROBE_ARRAYS, "branch_start", *TEXT_LISTS):
         assert f"`{name}`" in PAGE, name
