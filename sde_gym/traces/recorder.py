@@ -32,6 +32,10 @@ from sde_gym.traces.store import TraceSet, TraceWriter, load_traces
 Progress = Callable[[int, int, int], None]
 
 
+_BRANCHES = 256
+"""Branches drafted side by side: attention spans the slots of all of them, whoever may see them."""
+
+
 @torch.inference_mode()
 def record(
     model: LayeredModel,
@@ -253,7 +257,7 @@ def _draft_on(
     k: int,
     compact: bool,
 ) -> Overrun:
-    """Draft on behind wrong proposals at one depth, all branches side by side.
+    """Draft on behind wrong proposals at one depth, many branches side by side.
 
     Args:
         sequence: prompt and text as a chain, but for the last token; every token is at exactly
@@ -270,23 +274,27 @@ def _draft_on(
     """
     chain = sequence.length
     model = sequence.model
-    active = np.flatnonzero(most)  # positions whose branches go on
-    newest = proposals[active]
-    slots = (chain - len(most) + active).tolist()
     steps: list[tuple[NDArray[np.int64], list[NDArray[Any]]]] = []
-    while active.size:
-        slots = [
-            sequence.append([int(token)], parent=slot)[0] for token, slot in zip(newest, slots, strict=True)
-        ]
-        sequence.advance(depth, slots=slots)
-        hidden = sequence.hidden(depth, slots=slots)
-        ids, *rest = _score(hidden, model, probe, depth, k, compact)
-        newest = ids[:, 0]
-        steps.append((active, [newest, *rest]))
-        going = ~np.isin(newest, model.eos_token_ids) & (most[active] > len(steps))
-        active, newest = active[going], newest[going]
-        slots = [slot for slot, goes in zip(slots, going, strict=True) if goes]
-    sequence.rollback(chain)
+    wrong = np.flatnonzero(most)
+    for first in range(0, len(wrong), _BRANCHES):
+        active = wrong[first : first + _BRANCHES]  # positions whose branches go on
+        newest = proposals[active]
+        slots = (chain - len(most) + active).tolist()
+        step = 0
+        while active.size:
+            slots = [
+                sequence.append([int(token)], parent=slot)[0]
+                for token, slot in zip(newest, slots, strict=True)
+            ]
+            sequence.advance(depth, slots=slots)
+            hidden = sequence.hidden(depth, slots=slots)
+            ids, *rest = _score(hidden, model, probe, depth, k, compact)
+            newest, step = ids[:, 0], step + 1
+            steps.append((active, [newest, *rest]))
+            going = ~np.isin(newest, model.eos_token_ids) & (most[active] > step)
+            active, newest = active[going], newest[going]
+            slots = [slot for slot, goes in zip(slots, going, strict=True) if goes]
+        sequence.rollback(chain)
     if not steps:
         return no_overrun(len(most), 1, k, probe is not None)
     position = np.concatenate([positions for positions, _ in steps])

@@ -73,9 +73,12 @@ def test_every_row_is_the_models_own_prediction(model: LayeredModel, tmp_path: P
         np.testing.assert_array_equal(traces.final_ids[rows, 0], text)
 
 
-@pytest.mark.parametrize("eos", [(), (8, 13)])
-def test_overrun_is_what_a_depth_drafts_behind_its_mistakes(tmp_path: Path, eos: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("eos", "together"), [((), 256), ((8, 13), 256), ((8, 13), 3)])
+def test_overrun_is_what_a_depth_drafts_behind_its_mistakes(
+    tmp_path: Path, eos: tuple[int, ...], together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every branch, token by token, against uncached passes over the text with the wrong tokens in it."""
+    monkeypatch.setattr("sde_gym.traces.recorder._BRANCHES", together)
     model = agreeing_model(list(eos) or None, context=19, compact=list(range(0, 40, 2)))
     model.tokenizer = Letters()
     traces = record(model, PROMPTS, tmp_path / "t", DEPTHS, max_new_tokens=15, overrun=4)
