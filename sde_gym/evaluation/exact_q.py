@@ -94,15 +94,16 @@ def exact_q(
 
     Raises:
         InputError: a policy that draws its actions, or plays a plan, or keeps state that cannot be
-            copied; data of another trace set, or restricted to one phase, or whose rewards are not those of their settings; gamma
-            out of range.
+            copied; data of another trace set, or restricted to one phase, or whose rewards are not those
+            of their settings; gamma out of range.
     """
     check_returns(1, gamma)
     whole_number("rollouts", rollouts, 1)
     if "restricted" in transitions.settings:
+        phase = transitions.settings["restricted"]
         raise InputError(
-            f"transitions: restricted to the phase {transitions.settings['restricted']!r}, so their decisions "
-            "cannot be replayed; give the transitions that they were made from"
+            f"transitions: restricted to the phase {phase!r}, so their decisions cannot be replayed; give "
+            "the transitions that they were made from"
         )
     controller = _deterministic(policy)
     settings = _settings(transitions, traces, controller)

@@ -282,7 +282,7 @@ def test_a_coin_that_always_falls_the_same_way_is_a_rule() -> None:
 def test_what_would_play_it_without_its_rule_is_refused(toy_traces: TraceSet) -> None:
     data = collect(toy_traces, OnePhase(UniformRandom(), RULE, "draft"), 6, 0, observation="extended")
     kept = restricted(data, "draft")
-    with pytest.raises(InputError, match="restricted to the phase 'draft', .* give evaluate="):
+    with pytest.raises(InputError, match=r"restricted to the phase 'draft', .* give evaluate="):
         train(kept, "double_dqn", TINY, traces=toy_traces)
     with pytest.raises(InputError, match="give the transitions that they were made from"):
         exact_q(StaticController(3, 2), kept, toy_traces)
