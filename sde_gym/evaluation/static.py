@@ -42,7 +42,7 @@ def static_grid(traces: TraceSet, max_draft: int = DEFAULT_MAX_DRAFT) -> list[St
         for draft_length in range(1, max_draft + 1):
             controller = StaticController(exit_depth, draft_length)
             result = run_controller(traces, controller, max_draft=max_draft)
-            scores.append(StaticScore(exit_depth, draft_length, result.acceptance_rate, result.speedup))
+            scores.append(StaticScore(exit_depth, draft_length, result.acceptance_rate, result.layer_speedup))
     return sorted(scores, key=lambda score: -score.layer_speedup)
 
 

@@ -25,9 +25,10 @@ from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.evaluation.player import Player, Policy, is_stochastic, reseeded
 from sde_gym.evaluation.summary import ALL, Summary, flat_row, part_of, plain, summarise
-from sde_gym.models.cost import CostModel
+from sde_gym.models.cost import CostModel, unit_cost
 from sde_gym.offline.buffer import check_returns
 from sde_gym.policies.controller import Controller
+from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet
 
 
@@ -212,8 +213,10 @@ class _Optimum:
         returns = best_return(traces, texts, cost=cost, **settings)
         rules = {name: value for name, value in settings.items() if name not in ("reward", "rho")}
         rules.pop("final_token_reward", None)
-        layers = least_cost(traces, texts, cost="unit", **rules)
-        dear = layers if cost == "unit" else least_cost(traces, texts, cost=cost, **rules)
+        longest = rules.get("max_draft", DEFAULT_MAX_DRAFT)
+        by_layers = unit_cost(traces.num_layers, max_draft=longest)  # heads are free
+        layers = least_cost(traces, texts, cost=by_layers, **rules)
+        dear = least_cost(traces, texts, cost=cost, **rules)
         return _Optimum(returns.texts, returns.values, layers, dear)
 
     def part(self, chosen: NDArray[np.bool_]) -> tuple[float, float, float]:

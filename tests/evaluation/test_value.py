@@ -224,3 +224,14 @@ def test_what_cannot_be_valued_is_refused(toy_traces: TraceSet) -> None:
             policy_value(wrong, toy_traces, **arguments)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="policies: none was given"):
         compare({}, toy_traces)
+
+
+def test_layers_and_heads_are_two_bounds(toy_traces: TraceSet) -> None:
+    """Where the unit cost model charges heads, the bound by layers is another, and none is passed."""
+    manifest = {**toy_traces.manifest, "exit_head": 0.8, "final_head": 1.5}
+    traces = dataclasses.replace(toy_traces, manifest=manifest)
+    total = policy_value(StaticController(3, 4), traces).total
+    assert total.layer_speedup != pytest.approx(total.speedup)
+    assert total.best_layer_speedup != pytest.approx(total.best_speedup)
+    assert total.layer_speedup <= total.best_layer_speedup
+    assert total.speedup <= total.best_speedup
