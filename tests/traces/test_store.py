@@ -13,11 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.files import sha256
+from sde_gym.policies.rules import StaticController
 from sde_gym.traces import TraceSet, load_traces
 from sde_gym.traces.overrun import no_overrun
 from sde_gym.traces.schema import TEXT_COLUMNS, position_columns
+from sde_gym.traces.store import SHIPPED
 from tests.builders import open_writer, random_traces, store_traces, text_arguments
 
 ARRAYS = (
@@ -435,3 +438,12 @@ def test_a_set_says_what_it_is_in_a_line(toy_traces: TraceSet) -> None:
     assert repr(toy_traces) == (
         f"TraceSet('toy', 6 texts, {len(toy_traces.token)} positions, depths [2, 3, 6] of 8, overrun 11)"
     )
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()))
+def test_every_shipped_set_is_whole_and_can_be_played(name: str) -> None:
+    """Checksums, columns and counts are checked by reading; then a few texts are played."""
+    traces = load_traces(name)
+    assert traces.overrun > 0
+    result = run_controller(traces, StaticController(traces.depths[-1], 2), [0, 1])
+    assert (result.tokens == traces.lengths[:2] - 1).all()
