@@ -2,8 +2,9 @@
 
 The other decision is taken by a fixed rule. A step of the wrapper is then one or more steps of the
 environment, whose rewards are summed; observation and `info` are those after the last of them. What
-a policy does under a wrapper is what a controller does that adds the rule to it: same returns,
-same counters.
+a policy does under a wrapper is what a controller does that adds the rule to it: same counters, `head_calls`
+aside, and same returns under rewards that charge no heads. Heads are counted and charged here as if every
+decision read one; the controller reads none where its rule decides.
 """
 
 from __future__ import annotations

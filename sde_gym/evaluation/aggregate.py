@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sde_gym.envs.arguments import whole_number
 from sde_gym.errors import InputError
 
 FloatArray = NDArray[np.float64]
@@ -77,7 +78,7 @@ def stratified_interval(
         InputError: scores that are no such table or not finite, or a level or number out of range.
     """
     table = _table("scores", scores)
-    _check(level, samples)
+    _check(level, samples, seed)
     rng = np.random.default_rng(seed)
     drawn = [statistic(part) for part in _resampled(table, samples, rng)]
     return _interval(float(statistic(table)), np.concatenate(drawn), level)
@@ -118,7 +119,7 @@ def improvement_interval(
     one, other = _table("first", first), _table("second", second)
     if one.shape[1] != other.shape[1]:
         raise InputError(f"first has {one.shape[1]} tasks and second {other.shape[1]}; give the same tasks")
-    _check(level, samples)
+    _check(level, samples, seed)
     rng = np.random.default_rng(seed)
     drawn = [probability_of_improvement(_draw(one, 1, rng), _draw(other, 1, rng)) for _ in range(samples)]
     return _interval(float(probability_of_improvement(one, other)), np.concatenate(drawn), level)
@@ -150,7 +151,8 @@ def _table(name: str, scores: ArrayLike) -> FloatArray:
     return table
 
 
-def _check(level: float, samples: int) -> None:
+def _check(level: float, samples: int, seed: int) -> None:
+    whole_number("seed", seed, 0)
     if not 0 < level < 1:
         raise InputError(f"level is {level}; it must be inside (0, 1)")
     if samples < 1:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sde_gym.envs.arguments import whole_number
 from sde_gym.errors import InputError
 from sde_gym.evaluation.logged import EvaluationProblem
 
@@ -119,11 +120,11 @@ class Parts:
     def estimate(self, counts: FloatArray) -> FloatArray:
         """Estimates, float64 (b,), from float64 (b, E), how often each episode counts.
 
-        NaN where a column's weights are all 0.
+        NaN where a column's weights are all 0, not finite where a sum is beyond a float64.
         """
-        mean: FloatArray = counts @ self.terms / counts.sum(axis=1)
-        if self.weights.shape[1]:
-            with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            mean: FloatArray = counts @ self.terms / counts.sum(axis=1)
+            if self.weights.shape[1]:
                 mean += (counts @ (self.weights * self.values) / (counts @ self.weights)).sum(axis=1)
         return mean
 
@@ -160,7 +161,10 @@ def estimate_all(
         raise InputError(f"level is {level}; it must be inside (0, 1)")
     if samples < 1:
         raise InputError(f"samples is {samples}; it must be at least 1")
-    reasons, parts = [], []
+    whole_number("seed", seed, 0)
+    reasons: list[str] = []
+    parts: list[Parts | None] = []
+    estimates: list[float] = []
     values: dict[tuple[int, int], FloatArray] = {}
     for estimator, problem in asked:
         if estimator.gamma != problem.gamma or problem.transitions is not asked[0][1].transitions:
@@ -171,15 +175,20 @@ def estimate_all(
         key, model = (id(estimator.q_model), id(problem)), estimator.q_model
         if model is not None and key not in values:
             values[key] = model(problem)
-        reason = _undefined(estimator.kind, problem.log_weights)
+        reason, part, value = _undefined(estimator.kind, problem.log_weights), None, float("nan")
+        if not reason:
+            part = taken_apart(estimator.kind, problem, values.get(key))
+            value = float(part.estimate(np.ones((1, len(part.terms))))[0])
+        if part is not None and not np.isfinite(value):
+            reason, part, value = "weights times rewards are beyond a float64", None, float("nan")
         reasons.append(reason)
-        parts.append(None if reason else taken_apart(estimator.kind, problem, values.get(key)))
+        parts.append(part)
+        estimates.append(value)
     drawn = iter(_bootstrap([part for part in parts if part is not None], samples, seed))
     answers = []
-    for (estimator, problem), reason, part in zip(asked, reasons, parts, strict=True):
-        value = low = high = float("nan")
+    for (estimator, problem), value, reason, part in zip(asked, estimates, reasons, parts, strict=True):
+        low = high = float("nan")
         if part is not None:
-            value = float(part.estimate(np.ones((1, len(part.terms))))[0])
             low, high, reason = _interval(next(drawn), level, episodes=len(part.terms))
         episodes = problem.transitions.num_episodes
         size = effective_sample_size(problem.log_weights[:, -1])

@@ -26,7 +26,7 @@ from sde_gym.errors import InputError
 from sde_gym.evaluation.player import Player, Policy, is_stochastic, keeps_state
 from sde_gym.offline.buffer import check_returns
 from sde_gym.offline.collect import Progress, trace_set_id
-from sde_gym.offline.transitions import Transitions
+from sde_gym.offline.transitions import Transitions, refuse_restricted
 from sde_gym.policies.controller import Controller, feature_settings
 from sde_gym.policies.observation import HEAD_FEATURES
 from sde_gym.traces import TraceSet
@@ -99,12 +99,10 @@ def exact_q(
     """
     check_returns(1, gamma)
     whole_number("rollouts", rollouts, 1)
-    if "restricted" in transitions.settings:
-        phase = transitions.settings["restricted"]
-        raise InputError(
-            f"transitions: restricted to the phase {phase!r}, so their decisions cannot be replayed; give "
-            "the transitions that they were made from"
-        )
+    refuse_restricted(
+        transitions,
+        "so their decisions cannot be replayed; give the transitions that they were made from",
+    )
     controller = _deterministic(policy)
     settings = _settings(transitions, traces, controller)
     rollouts = min(rollouts, len(transitions))

@@ -97,6 +97,7 @@ def improve(
     """
     for name, value in (("iterations", iterations), ("episodes", episodes), ("epochs", epochs)):
         whole_number(name, value, 1)
+    whole_number("seed", seed, 0)
     if not hidden or min(hidden) < 1:
         raise InputError(f"hidden is {hidden}; it needs at least one width, each at least 1")
     rules: dict[str, Any] = {"depths": depths, "reward": reward, "max_draft": max_draft}

@@ -145,7 +145,7 @@ def _judged(estimates: Sequence[Estimate], truths: Sequence[TrueValue], labels: 
         truth = np.array([true.value[index] for true in truths])
         for said, true in zip(own, truths, strict=True):
             value, error = float(true.value[index]), float(true.standard_error[index])
-            off = None if np.isnan(said.value) else said.value - value
+            off = said.value - value if np.isfinite(said.value) else None
             rows.append({**said.row(), "truth": value, "truth_standard_error": error, "error": off})
         summary.append({"estimator": label, **summarise(own, truth)})
     return Judgement(rows, summary)

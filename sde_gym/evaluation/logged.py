@@ -14,7 +14,7 @@ from sde_gym.errors import InputError
 from sde_gym.evaluation.player import Policy
 from sde_gym.evaluation.targets import Target, setting_of
 from sde_gym.offline.collect import trace_set_id
-from sde_gym.offline.transitions import Transitions
+from sde_gym.offline.transitions import Transitions, refuse_restricted
 from sde_gym.policies.controller import View
 from sde_gym.policies.observation import HEAD_FEATURES
 from sde_gym.traces import TraceSet
@@ -24,6 +24,11 @@ ENGINE_SETTINGS = (
     "depths", "reward", "credit", "episode", "k", "window", "max_draft", "max_new_tokens",
     "final_token_reward", "rho", "cost", "reads",
 )  # fmt: skip
+
+_RESTRICTED = (
+    "so decisions of the other one are missing and rewards are sums over them; give the transitions that "
+    "they were made from"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +105,10 @@ def evaluation_problem(
             `phase`, `depth` and `draft_length` were logged.
 
     Raises:
-        InputError: as `Target`, `logged_view` and `EvaluationProblem`.
+        InputError: as `Target`, `logged_view` and `EvaluationProblem`, or transitions restricted to one
+            phase.
     """
+    refuse_restricted(transitions, _RESTRICTED)
     target = Target(policy, transitions.names, transitions.settings)
     seen = logged_view(transitions) if view is None else view
     return EvaluationProblem(transitions, target.name, target.exit_probability(seen), gamma)
@@ -120,8 +127,10 @@ def logged_view(transitions: Transitions, traces: TraceSet | None = None) -> Vie
             one of the three.
 
     Raises:
-        InputError: settings or features that do not determine the three, or another trace set.
+        InputError: settings or features that do not determine the three, another trace set, or
+            transitions restricted to one phase.
     """
+    refuse_restricted(transitions, _RESTRICTED)
     depths, num_layers, max_draft = setting_of(transitions.settings)
     names, action = transitions.names, transitions.action
     if {"phase", "depth", "draft_length"} <= set(names):
@@ -184,8 +193,9 @@ def engine_settings(transitions: Transitions, traces: TraceSet) -> dict[str, Any
     """Settings of a `ReplayEngine` in which the log would come about again.
 
     Raises:
-        InputError: a trace set other than the log's.
+        InputError: a trace set other than the log's, or transitions restricted to one phase.
     """
+    refuse_restricted(transitions, _RESTRICTED)
     setting_of(transitions.settings)
     written = transitions.settings.get("traces")
     if written is not None and written != trace_set_id(traces):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sde_gym.envs.arguments import whole_number
 from sde_gym.errors import InputError
 from sde_gym.evaluation.player import Policy
 from sde_gym.evaluation.targets import setting_of
@@ -56,8 +57,10 @@ def policy_suite(
         At least `least` policies of different names, in a fixed order.
 
     Raises:
-        InputError: settings that do not say the depths, or given controllers that share a name.
+        InputError: settings that do not say the depths, given controllers that share a name, or a negative
+            seed.
     """
+    whole_number("seed", seed, 0)
     depths, _, max_draft = setting_of(transitions.settings)
     chosen = np.unique(np.rint(np.linspace(0, len(depths) - 1, MOST_DEPTHS)).astype(np.int64))
     lengths = [length for length in LENGTHS if length <= max_draft]

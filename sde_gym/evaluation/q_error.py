@@ -14,8 +14,8 @@ value bootstrapped, the error of the target at row i, whose next m rows are used
 the discounted advantages of those actions: 0 for n = 1, negative wherever the log is worse than pi.
 
 Values are compared as they are: no algorithm that learns values here rescales rewards, and `FittedQ`
-undoes its own scale. Those of bc, sac and bcq are scores, not values, and are refused where their
-policy file says what made them.
+undoes its own scale. Those of bc, sac, bcq and sb3_ppo are scores, not values, and are refused where
+their policy file says what made them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DECISIONS_LEFT = (1, 10, 30, 100)
 _DECIMALS = 9
 
 #: Algorithms whose network gives scores to choose by, not action values.
-_WITHOUT_VALUES = ("bc", "bcq", "sac")
+_WITHOUT_VALUES = ("bc", "bcq", "sac", "sb3_ppo")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +99,8 @@ class QErrors:
         label, policy, gamma, by, states
         count                   states in the group
         mean_true               mean of Q^pi over states and both actions
+        true_deviation          its standard deviation over the same: the root mean square error of values
+                                that are `mean_true` throughout
         bias                    mean of predicted less true value, over both actions
         overestimation          the same at the policy's own action only: how much V^pi is overrated
         mean_absolute_error     over both actions
@@ -146,10 +148,12 @@ def policy_values(policy: QController, transitions: Transitions) -> FloatArray:
     Raises:
         InputError: a policy whose scores are no values, or one that reads what was not logged.
     """
-    provenance = policy.meta.get("provenance", {})
-    if provenance.get("algorithm") in _WITHOUT_VALUES:
+    # The pipeline names it under provenance, agents among the settings of training.
+    said = [policy.meta.get(key) or {} for key in ("provenance", "training")]
+    algorithm = said[0].get("algorithm") or said[1].get("algorithm")
+    if algorithm in _WITHOUT_VALUES:
         raise InputError(
-            f"policy {policy.name!r} was trained by {provenance['algorithm']}, whose scores say which action "
+            f"policy {policy.name!r} was trained by {algorithm}, whose scores say which action "
             "to choose, not what it is worth; give a policy of a Q-learner, such as double_dqn"
         )
     Target(policy, transitions.names, transitions.settings)  # refuses what does not fit
@@ -207,10 +211,16 @@ def model_errors(
         truth: what `exact_q` gave for just this, if it is there already.
 
     Raises:
-        InputError: as `exact_q`, `evaluation_problem` and the models.
+        InputError: as `exact_q`, `evaluation_problem` and the models; a truth of another policy or gamma,
+            or of a log of another length.
     """
     if truth is None:
         truth = exact_q(policy, transitions, traces, gamma=gamma)
+    if (truth.gamma, truth.policy) != (gamma, policy.name):
+        raise InputError(
+            f"truth: exact values of {truth.policy!r} at gamma {truth.gamma}, but those of {policy.name!r} "
+            f"at {gamma} are needed; call exact_q with these"
+        )
     _check_truth(truth, transitions)
     problem = evaluation_problem(policy, transitions, gamma, logged_view(transitions, traces))
     groups = state_groups(transitions, traces)
@@ -241,7 +251,7 @@ def n_step_bias(
         action behind the first is the policy's, so that nothing is to be corrected.
 
     Raises:
-        InputError: an n below 1, or exact values of another log.
+        InputError: an n below 1, or exact values of a log of another length.
     """
     _check_truth(truth, transitions)
     n, rows = len(transitions), np.arange(len(transitions))

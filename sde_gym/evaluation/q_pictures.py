@@ -42,6 +42,7 @@ from sde_gym.offline.transitions import Transitions
 from sde_gym.options import parse_list
 from sde_gym.policies.controller import Controller
 from sde_gym.policies.qnetwork import QController
+from sde_gym.terminal import errors_as_sentences
 from sde_gym.traces import load_traces
 
 if TYPE_CHECKING:
@@ -382,4 +383,10 @@ def main(arguments: Sequence[str] | None = None) -> str:
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(main() + "\n")
+    import typer
+
+    try:
+        with errors_as_sentences():
+            sys.stdout.write(main() + "\n")
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)

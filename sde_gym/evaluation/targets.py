@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sde_gym.envs.run import heads_read, hidden_columns
 from sde_gym.errors import InputError
-from sde_gym.evaluation.player import Policy
+from sde_gym.evaluation.player import Policy, is_stochastic
 from sde_gym.offline.behaviours import EpsilonGreedy, StepMixture, select
 from sde_gym.policies.controller import Controller, View, feature_settings
 from sde_gym.policies.observation import Action, Phase
@@ -45,9 +45,16 @@ class Target:
 
         Raises:
             InputError: a policy that remembers, that reads a feature which was not logged or was made
-                with another `k` or `window`, or that does not fit depths, layers or draft cap.
+                with another `k` or `window`, or that does not fit depths, layers or draft cap; a controller
+                that draws its actions, but for a `RandomController`, whose probabilities are known.
         """
         check_memoryless(policy)
+        known = not isinstance(policy, Controller) or isinstance(policy, RandomController)
+        if not known and is_stochastic(policy):
+            raise InputError(
+                f"policy {policy.name!r} draws its actions and does not say with which probabilities; give a "
+                "behaviour"
+            )
         missing = [name for name in policy.observation if name not in names]
         if missing:
             raise InputError(

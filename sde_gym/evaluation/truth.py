@@ -73,7 +73,8 @@ def true_value(
         seed: of its draws.
 
     Raises:
-        InputError: a policy that keeps state or does not fit, another trace set, or repeats < 2.
+        InputError: a policy that keeps state or does not fit, another trace set, transitions restricted to
+            one phase, or repeats < 2.
     """
     check_memoryless(policy)
     if repeats < 2:
@@ -90,8 +91,9 @@ def true_value(
     if not whole:  # runs, their starts, and copies of these
         lanes = max(len(bounds) - 1 + 2 * int(bounds[-1] - bounds[0]) for bounds in _blocks(transitions))
     player = Player(traces, _player_of(policy, seed, drawn), lanes, settings)
-    # The policy behind them is bound by now.
     players = [_player_of(policy, number, drawn) for number in seeds] if drawn else [player.controller]
+    for controller in players:  # copies of the policy, which itself is not bound
+        controller.bind(player.engine.depths, player.engine.num_layers, player.engine.max_draft)
     means = play(player, players, transitions, np.asarray(gammas, dtype=np.float64))
     error = means.std(axis=0, ddof=1) / np.sqrt(repeats) if drawn else np.zeros(len(gammas))
     return TrueValue(policy.name, tuple(gammas), means.mean(axis=0), error, len(players))

@@ -134,10 +134,16 @@ def compare(
     The hindsight optimum, which is the same for all, is computed once.
 
     Raises:
-        InputError: no policy, or as `policy_value`.
+        InputError: no policy, a task that is named as all of them are together (`ALL`), or as
+            `policy_value`.
     """
     if not policies:
         raise InputError("policies: none was given; give at least one by name")
+    if ALL in traces.tasks:
+        raise InputError(
+            f"traces: a task is named {ALL!r}, which stands for all tasks together; name it otherwise in the "
+            "prompts, and record them again"
+        )
     whole_number("repeats", repeats, 1)
     whole_number("seed", seed, 0)
     for gamma in gammas:

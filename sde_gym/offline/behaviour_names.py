@@ -14,6 +14,7 @@ from sde_gym.offline.behaviours import (
     UniformRandom,
     exploratory_schedule,
 )
+from sde_gym.offline.restricted import OnePhase
 from sde_gym.offline.softmax import Softmax
 from sde_gym.policies.controller import Controller
 from sde_gym.policies.rules import StaticController, ThresholdController
@@ -74,6 +75,9 @@ def rebuild_behaviour(description: Mapping[str, Any]) -> Behaviour | EpisodeMixt
             return EpsilonGreedy(_controller(description["controller"]), description["epsilon"])
         if kind == "softmax":
             return _softmax_of(description)
+        if kind == OnePhase.kind:
+            explored = _not_by_episode(rebuild_behaviour(description["behaviour"]))
+            return OnePhase(explored, _controller(description["rule"]), description["phase"])
         if kind in (EpisodeMixture.kind, StepMixture.kind):
             members = [_not_by_episode(rebuild_behaviour(each)) for each in description["components"]]
             mixture = EpisodeMixture if kind == EpisodeMixture.kind else StepMixture

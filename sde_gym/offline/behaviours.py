@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from sde_gym.envs.run import heads_read, hidden_columns
 from sde_gym.errors import InputError
+from sde_gym.policies.ablation import draws
 from sde_gym.policies.controller import Controller, RoundOutcome, View
+from sde_gym.policies.observation import Phase
 from sde_gym.policies.rules import StaticController, ThresholdController
 
 #: Thresholds on the top-1 probability that the exploratory schedule explores around.
@@ -102,14 +104,22 @@ class EpsilonGreedy:
     the decoder would show it: features of a head are 0 where it does not read that head.
     """
 
-    def __init__(self, controller: Controller, epsilon: float) -> None:
+    def __init__(
+        self, controller: Controller, epsilon: float, *, asked: Sequence[Phase] = tuple(Phase)
+    ) -> None:
         """Args:
             controller: deterministic; its state, if any, is kept by lane as usual.
             epsilon: share of coin flips, in [0, 1]. At 0 the data hold one action per state.
+            asked: phases in which it will be asked: there the controller must not draw its actions.
 
         Raises:
-            InputError: epsilon outside [0, 1].
+            InputError: epsilon outside [0, 1], or a controller that draws.
         """
+        if any(draws(controller, phase) for phase in asked):
+            raise InputError(
+                f"controller: {controller.name!r} draws its actions, so their propensities are unknown; give "
+                "a deterministic one, or a behaviour such as UniformRandom in its place"
+            )
         if not 0 <= epsilon <= 1:
             raise InputError(f"epsilon is {epsilon}; it must be in [0, 1]")
         self.controller = controller

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from sde_gym.errors import InputError
 from sde_gym.offline.behaviours import Behaviour, EpisodeMixture, select
 from sde_gym.offline.transitions import Transitions
 from sde_gym.policies.controller import RoundOutcome, View, feature_settings
-from sde_gym.policies.observation import Action, resolve_observation
+from sde_gym.policies.observation import HEAD_FEATURES, Action, resolve_observation
 from sde_gym.policies.rules import counter_uniform
 from sde_gym.settings import DEFAULT_MAX_DRAFT
 from sde_gym.traces import TraceSet
@@ -60,7 +61,9 @@ def collect(
 ) -> Transitions:
     """Collect whole episodes.
 
-    Texts are played in shuffled passes: none a second time before all were played once.
+    Texts are played in shuffled passes: none a second time before all were played once, nor twice in a
+    row where there are two. Where a reward charges heads, those are charged that the logged features need,
+    whatever the behaviour reads besides.
 
     Args:
         traces: recorded texts; those of fewer than two tokens are left out.
@@ -85,13 +88,18 @@ def collect(
         The transitions, ordered by episode and step.
 
     Raises:
-        InputError: no episode, no playable text, or what `ReplayEngine` and the behaviour refuse.
+        InputError: no episode, no playable text, a reward without a name, or what `ReplayEngine` and the
+            behaviour refuse.
     """
     if episodes < 1:
         raise InputError(f"episodes is {episodes}; it must be at least 1")
     if seed < 0:
         raise InputError(f"seed is {seed}; it must be at least 0")
     choice("episode", episode, EPISODES)
+    if not isinstance(reward, str):
+        raise InputError(
+            f"reward: {reward!r} is no name; give one, or 'module:function': the data must say what paid"
+        )
     k, window = feature_settings(behaviour, k, window)
     names = resolve_observation(observation)
     seen = tuple(dict.fromkeys((*names, *behaviour.observation)))
@@ -99,6 +107,7 @@ def collect(
         traces, depths=depths, observation=seen, reward=reward, credit=credit, episode=episode, k=k,
         window=window, max_draft=max_draft, max_new_tokens=max_new_tokens,
         final_token_reward=final_token_reward, lanes=min(lanes, episodes),
+        reads=not HEAD_FEATURES.isdisjoint(names),
     )  # fmt: skip
     behaviour.bind(engine.depths, engine.num_layers, engine.max_draft)
     cast = _Cast(behaviour, episodes, seed, seen)
@@ -294,13 +303,21 @@ class _Cast:
 
 
 def _texts(playable: NDArray[np.int64], plays: int, seed: int) -> NDArray[np.int64]:
-    """Text of each play: shuffled passes over the playable texts."""
+    """Text of each play: shuffled passes over the playable texts.
+
+    None begins with the text that ended the one before, so that plays of one text are never neighbours
+    (unless there is but one) and rows of the same text that follow each other are of one play.
+    """
     if not len(playable):
         raise InputError("no text of the trace set has two or more tokens, so there is no episode to play")
     rng = np.random.default_rng(seed)
     passes = -(-plays // len(playable))
-    order: NDArray[np.int64] = np.concatenate([rng.permutation(playable) for _ in range(passes)])
-    return order[:plays]
+    order: NDArray[np.int64] = np.stack([rng.permutation(playable) for _ in range(passes)])
+    if len(playable) > 1:
+        for before, following in pairwise(order):
+            if following[0] == before[-1]:
+                following[:2] = following[1::-1]
+    return order.ravel()[:plays]
 
 
 def trace_set_id(traces: TraceSet) -> str:

@@ -38,7 +38,7 @@ import sde_gym
 from sde_gym.errors import InputError
 from sde_gym.offline.collect import trace_set_id
 from sde_gym.offline.minari_read import FORMAT_VERSION, METADATA_KEY, import_minari, load_minari
-from sde_gym.offline.transitions import Transitions
+from sde_gym.offline.transitions import Transitions, refuse_restricted
 from sde_gym.policies.qnetwork import NUM_ACTIONS
 from sde_gym.traces.store import SHIPPED
 
@@ -112,8 +112,13 @@ def save_minari(
 
     Raises:
         InputError: see `check_id`; settings that do not say how the transitions were made, a trace
-            set that is not theirs, or `q_true` of another shape.
+            set that is not theirs, transitions restricted to one phase, or `q_true` of another shape.
     """
+    refuse_restricted(
+        transitions,
+        "so the environment would not play them as they are; save the transitions that they were made "
+        "from, and restrict what is read back",
+    )
     check_id(dataset_id, overwrite)
     infos = {
         "propensity": transitions.propensity,
@@ -268,9 +273,15 @@ def _moved_when_complete(dataset_id: str, overwrite: bool) -> Iterator[Path]:
         yield temporary
         target = root / dataset_id
         target.parent.mkdir(parents=True, exist_ok=True)
-        if overwrite and target.exists():
-            os.replace(target, temporary / "replaced")
-        os.replace(temporary / dataset_id, target)
+        replaced = temporary / "replaced"
+        try:
+            if overwrite and target.exists():
+                os.replace(target, replaced)
+            os.replace(temporary / dataset_id, target)
+        except BaseException:  # an interrupt, too
+            if replaced.exists() and not target.exists():
+                os.replace(replaced, target)
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -26,6 +26,8 @@ FORMAT_VERSION = 1
 #: Infos without which a data set is of no use here.
 NEEDED_INFOS = ("propensity", "text")
 
+_EMPTY = "{}: holds no episode; collect at least one"
+
 
 def import_minari() -> ModuleType:
     """Minari with its HDF5 storage.
@@ -103,7 +105,7 @@ def dataset_to_transitions(dataset: MinariDataset | str) -> Transitions:
         for name, values in found.items():
             columns.setdefault(name, []).append(values)
     if not columns:
-        raise InputError(f"{label}: holds no episode; collect at least one")
+        raise InputError(_EMPTY.format(label))
     arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
     for name in ("action", "text", "component"):
         if arrays[name].dtype.kind not in "iu":
@@ -130,7 +132,7 @@ def read_info(dataset: MinariDataset | str, name: str) -> NDArray[Any]:
     """One info, such as `q_true`, with a row for each transition: (n, ...).
 
     Raises:
-        InputError: no such data set, or an episode without that info.
+        InputError: no such data set, one without episodes, or an episode without that info.
     """
     opened = load_minari(dataset)
     label = str(opened.spec.dataset_id)
@@ -139,6 +141,8 @@ def read_info(dataset: MinariDataset | str, name: str) -> NDArray[Any]:
         if name not in (episode.infos or {}):
             raise InputError(f"{label}: its infos hold no {name}")
         parts.append(np.asarray(episode.infos[name])[: len(episode.rewards)])
+    if not parts:
+        raise InputError(_EMPTY.format(label))
     return np.concatenate(parts)
 
 

@@ -32,7 +32,7 @@ from sde_gym.offline.algorithms import algorithm_factory
 from sde_gym.offline.backend import import_d3rlpy
 from sde_gym.offline.behaviours import exploratory_schedule
 from sde_gym.offline.collect import collect, trace_set_id
-from sde_gym.offline.selection import check_fit, replay_metrics
+from sde_gym.offline.selection import check_fit, environment_of, replay_metrics
 from sde_gym.offline.settings import DQNSettings
 from sde_gym.offline.training import Log, Progress, dqn_name, train
 from sde_gym.offline.transitions import Transitions, load_transitions, save_transitions
@@ -75,8 +75,8 @@ def train_policy(
 ) -> TrainedPolicy:
     """Explore, train, write the policy.
 
-    The checkpoint that is kept is the one of highest return on `traces` themselves, under the
-    settings' reward; keep the texts that a result is reported on out of them.
+    The checkpoint that is kept is the one of highest return on `traces` themselves, in the environment
+    of the transitions; keep the texts that a result is reported on out of them.
 
     Args:
         traces: the training texts.
@@ -103,22 +103,16 @@ def train_policy(
     algorithm_factory(method)
     identity = trace_set_id(traces)
     import_d3rlpy()
-    ranking = math.nan if not traces.overrun else reward_ranking(
-        traces, depths=chosen.depths, reward=chosen.reward, final_token_reward=chosen.final_token_reward,
-        k=chosen.k, window=chosen.window, max_draft=chosen.max_draft,
-    )  # fmt: skip
     if transitions is not None:
         check_fit(transitions, chosen, traces)
         data, reused = transitions, False
     else:
         data, reused = _transitions(traces, folder / TRANSITIONS_FILE, chosen, identity)
+    environment = environment_of(data)  # says more than the settings do: credit, budget, cost
+    ranking = reward_ranking(traces, **environment) if traces.overrun else math.nan
 
     def evaluate(policy: Controller) -> dict[str, float]:
-        return replay_metrics(
-            traces, policy, depths=chosen.depths, reward=chosen.reward,
-            final_token_reward=chosen.final_token_reward, k=chosen.k, window=chosen.window,
-            max_draft=chosen.max_draft,
-        )  # fmt: skip
+        return replay_metrics(traces, policy, **environment)
 
     def keep(policy: Controller, metrics: Mapping[str, float]) -> None:
         save_policy(

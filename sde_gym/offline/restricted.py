@@ -24,16 +24,13 @@ from sde_gym.offline.behaviours import (
     describe_controller,
     select,
 )
-from sde_gym.offline.transitions import Transitions
+from sde_gym.offline.transitions import RESTRICTED, Transitions
 from sde_gym.policies.ablation import draws
 from sde_gym.policies.controller import Controller, View
 from sde_gym.policies.observation import Phase, resolve_observation
 
 #: Phases by name.
 PHASES: dict[str, Phase] = {phase.name.lower(): phase for phase in Phase}
-
-#: Key of `Transitions.settings` that names the phase to which they were restricted.
-RESTRICTED = "restricted"
 
 
 class OnePhase(StepMixture):
@@ -68,7 +65,7 @@ class OnePhase(StepMixture):
                 "deterministic controller"
             )
         # Epsilon 0 turns a controller into a behaviour that sees what the decoder would show it.
-        super().__init__([behaviour, EpsilonGreedy(rule, 0.0)])
+        super().__init__([behaviour, EpsilonGreedy(rule, 0.0, asked=(other,))])
         self.behaviour, self.rule = behaviour, rule
         self.name = f"{behaviour.name} in {self.phase.name}, {rule.name} in {other.name}"
 

@@ -8,7 +8,7 @@ from typing import Any
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.offline.settings import DQNSettings
-from sde_gym.offline.transitions import Transitions
+from sde_gym.offline.transitions import Transitions, refuse_restricted
 from sde_gym.policies.controller import Controller
 from sde_gym.traces import TraceSet
 
@@ -30,7 +30,8 @@ def environment_of(transitions: Transitions) -> dict[str, Any]:
             "to know: collect them with sde_gym.offline.collect, or add that to their settings"
         )
     found = {name: transitions.settings[name] for name in _REQUIRED}
-    found |= {name: transitions.settings[name] for name in _OPTIONAL if transitions.settings.get(name)}
+    given = {name: transitions.settings.get(name) for name in _OPTIONAL}
+    found |= {name: value for name, value in given.items() if value is not None}
     return {**found, "depths": tuple(found["depths"])}
 
 
@@ -52,8 +53,14 @@ def check_fit(transitions: Transitions, settings: DQNSettings, traces: TraceSet)
     """Refuse transitions of another environment than the one that settings and traces make.
 
     Raises:
-        InputError: the message names the setting that differs and both values.
+        InputError: the message names the setting that differs and both values, or transitions that are
+            restricted to one phase.
     """
+    refuse_restricted(
+        transitions,
+        "so a policy has to be played together with the rule of the other; train with "
+        "sde_gym.offline.train(..., evaluate=...) (sde_gym.policies.ablation joins policy and rule)",
+    )
     environment = environment_of(transitions)
     depths = settings.depths or traces.depths
     wanted = {name: getattr(settings, name) for name in _REQUIRED} | {"depths": depths}

@@ -40,6 +40,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 
 
+#: Key of `Transitions.settings` that names the phase to which they were restricted.
+RESTRICTED = "restricted"
+
+
 @dataclass(frozen=True, eq=False)
 class Transitions:
     """Decisions of whole episodes, n in all; see `COLUMNS` for the arrays.
@@ -126,6 +130,21 @@ class Transitions:
         """Undiscounted return of every episode, float64 (episodes,)."""
         sums: NDArray[np.float64] = np.add.reduceat(self.reward.astype(np.float64), self.start[:-1])
         return sums
+
+
+def refuse_restricted(transitions: Transitions, why: str) -> None:
+    """Refuse transitions whose rows are not all decisions that were taken (`sde_gym.offline.restricted`).
+
+    Args:
+        transitions: any.
+        why: what they do not allow, and the remedy, for the message.
+
+    Raises:
+        InputError: they are restricted to one phase.
+    """
+    phase = transitions.settings.get(RESTRICTED)
+    if phase is not None:
+        raise InputError(f"transitions: restricted to the phase {phase!r}, {why}")
 
 
 def save_transitions(path: str | Path, transitions: Transitions) -> Path:

@@ -2,8 +2,9 @@
 
 `DepthChoiceOnly` is the paper's "without adaptive length", `LengthChoiceOnly` its "without dynamic
 exit". They do to a controller what `sde_gym.envs.wrappers` (`DepthOnly`, `LengthOnly`) do to an
-environment: same actions, returns and counters. The wrapped controller is not asked where the rule
-decides, and the heads there are not read.
+environment: same actions and, but for heads, same returns and counters. The wrapped controller is not
+asked where the rule decides, and the heads there are not read; the environment, which cannot know that,
+counts them in `head_calls` and charges them where its reward and features do.
 """
 
 from __future__ import annotations

@@ -77,5 +77,9 @@ def test_bad_input_is_refused() -> None:
         stratified_interval([1.0], level=2)
     with pytest.raises(InputError, match="samples is 0"):
         stratified_interval([1.0], samples=0)
+    with pytest.raises(InputError, match="seed: -1 is out of range"):
+        stratified_interval([1.0], seed=-1)
+    with pytest.raises(InputError, match="seed: -1 is out of range"):
+        improvement_interval([1.0], [2.0], seed=-1)
     with pytest.raises(InputError, match="same tasks"):
         improvement_interval([[1.0]], [[1.0, 2.0]])

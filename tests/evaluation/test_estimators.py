@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -187,6 +188,17 @@ def test_weights_beyond_a_float_are_named_and_self_normalised_ones_are_not() -> 
     assert said("wpdis", problem).value == pytest.approx(1.5)
 
 
+def test_an_estimate_beyond_a_float_is_none() -> None:
+    """The weight, 2**1020, is a number, but not its product with the rewards."""
+    log = logged([[(1, 1000.0)] * 1020, [(1, 500.0)] * 1020])
+    problem = EvaluationProblem(log, "long", np.ones(len(log)), 1.0)
+    for kind in ("is", "pdis"):
+        found = said(kind, problem, samples=20)
+        assert np.isnan([found.value, found.low, found.high]).all()
+        assert "weights times rewards are beyond a float64" in found.reason
+        json.dumps(found.row(), allow_nan=False)
+
+
 def test_resamples_without_weight_are_left_out_and_told() -> None:
     log = logged([[(1, 1.0)], [(0, 0.0)], [(0, 0.0)], [(0, 0.0)]])
     found = said("wis", EvaluationProblem(log, "exit", np.ones(4), 1.0), samples=400)
@@ -223,5 +235,7 @@ def test_bad_input_is_refused() -> None:
         logged(THREE, propensity=0.0)
     with pytest.raises(InputError, match="samples is 0"):
         said("is", problem, samples=0)
+    with pytest.raises(InputError, match="seed: -1 is out of range"):
+        said("is", problem, seed=-1)
     with pytest.raises(InputError, match="level is 1"):
         estimate(Estimator("is", "is", GAMMA), problem, level=1)

@@ -14,6 +14,7 @@ from sde_gym.envs.hindsight import best_return
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.evaluation.exact_q import ExactQ, exact_q
+from sde_gym.evaluation.truth import true_value
 from sde_gym.offline.behaviours import EpsilonGreedy, UniformRandom
 from sde_gym.offline.collect import collect, trace_set_id
 from sde_gym.offline.transitions import Transitions
@@ -306,3 +307,18 @@ def test_data_that_do_not_fit_are_refused(toy_traces: TraceSet) -> None:
         exact_q(policy, data, toy_traces, rollouts=0)
     with pytest.raises(InputError, match="exit_depth: 5"):
         exact_q(StaticController(5, 2), data, toy_traces)
+
+
+@pytest.mark.parametrize(
+    "names", [("depth", "phase", "draft_length"), ("depth", "phase", "draft_length", "top1")]
+)
+def test_the_heads_of_the_logged_features_are_charged_whatever_the_behaviour_reads(
+    names: tuple[str, ...],
+) -> None:
+    plain = tiny(11)
+    traces = dataclasses.replace(plain, manifest={**plain.manifest, "exit_head": 0.8, "final_head": 1.5})
+    behaviour = EpsilonGreedy(ThresholdController(0.5), 0.3)  # reads top1
+    data = collect(traces, behaviour, 20, seed=0, observation=names, reward="speed", max_draft=3)
+    policy = StaticController(4, 2)
+    first = exact_q(policy, data, traces).value[data.start[:-1]].mean()
+    assert first == pytest.approx(true_value(policy, data, traces, (1.0,)).value[0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -56,7 +59,18 @@ def test_the_same_seed_gives_the_same_policies(traces: TraceSet) -> None:
         np.testing.assert_array_equal(left[0], right[0])
 
 
-@pytest.mark.parametrize("wrong", [{"iterations": 0}, {"episodes": 0}, {"epochs": 0}, {"hidden": ()}])
+@pytest.mark.parametrize(
+    "wrong", [{"iterations": 0}, {"episodes": 0}, {"epochs": 0}, {"hidden": ()}, {"seed": -1}]
+)
 def test_wrong_arguments_are_named(wrong: dict[str, object], traces: TraceSet) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         improve(traces, StaticController(traces.depths[0], 1), **wrong)  # type: ignore[arg-type]
+
+
+def test_features_that_need_no_head(traces: TraceSet) -> None:
+    """The exploratory schedule reads heads even so; they are not charged, nor are they in the values."""
+    dear = dataclasses.replace(traces, manifest={**traces.manifest, "exit_head": 0.8, "final_head": 1.5})
+    settings: dict[str, Any] = {"iterations": 1, "episodes": 10, "hidden": (8,), "epochs": 2}
+    found = improve(dear, StaticController(3, 2), observation=("depth", "draft_length"), **settings)
+    again = run_controller(dear, found[0].policy, reward="speed").returns.mean()
+    assert again == pytest.approx(found[0].mean_return)

@@ -10,9 +10,10 @@ import pytest
 from sde_gym.errors import InputError
 from sde_gym.evaluation.estimators import KINDS, Estimate, Estimator
 from sde_gym.evaluation.fitted_q import FQESettings
-from sde_gym.evaluation.judging import default_estimators, judge, regret, summarise
+from sde_gym.evaluation.judging import _judged, default_estimators, judge, regret, summarise
 from sde_gym.evaluation.player import Policy
 from sde_gym.evaluation.policy_suite import policy_suite
+from sde_gym.evaluation.truth import TrueValue
 from sde_gym.offline.behaviours import UniformRandom
 from sde_gym.offline.collect import collect
 from sde_gym.policies.rules import StaticController
@@ -49,6 +50,13 @@ def test_the_summary_by_hand() -> None:
     assert nothing["mean_absolute_error"] is nothing["rank_correlation"] is nothing["regret@1"] is None
 
 
+def test_an_infinite_estimate_leaves_plain_json() -> None:
+    truth = TrueValue("p", (0.9,), np.array([1.0]), np.array([0.0]), 1)
+    judgement = _judged([said(float("inf")), said(1.0)], [truth, truth], ["is"])
+    assert [row["error"] for row in judgement.estimates] == [None, 0.0]
+    json.dumps([judgement.estimates, judgement.summary], allow_nan=False)
+
+
 def test_regret() -> None:
     truth = np.array([5.0, 1.0, 4.0])
     assert regret(truth, truth, 1) == 0.0
@@ -58,7 +66,7 @@ def test_regret() -> None:
 
 
 def test_rounds_are_ranked_well_and_covered() -> None:
-    transitions = collect(TRACES, UniformRandom(), 3000, seed=1, episode="round", max_draft=4)
+    transitions = collect(TRACES, UniformRandom(), 3000, seed=2, episode="round", max_draft=4)
     policies = policy_suite(transitions)
     assert len(policies) >= 20
     steps: list[tuple[int, int]] = []

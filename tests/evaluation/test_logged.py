@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 
 from sde_gym.envs.engine import ReplayEngine
+from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.evaluation.logged import evaluation_problem, logged_view
+from sde_gym.evaluation.player import SampledBehaviour
 from sde_gym.evaluation.policy_suite import random_network
 from sde_gym.evaluation.targets import check_memoryless
 from sde_gym.evaluation.truth import true_value
 from sde_gym.evaluation.value import policy_value
 from sde_gym.offline.behaviours import EpsilonGreedy, StepMixture, UniformRandom
 from sde_gym.offline.collect import collect
+from sde_gym.offline.restricted import OnePhase, restricted
 from sde_gym.offline.transitions import Transitions
+from sde_gym.policies.ablation import LengthChoiceOnly
 from sde_gym.policies.controller import BaseController, RoundOutcome, View
 from sde_gym.policies.observation import PAPER
 from sde_gym.policies.qnetwork import QController
@@ -183,3 +187,44 @@ def test_what_does_not_fit_is_refused_by_name(toy_traces: TraceSet) -> None:
         logged_view(dataclasses.replace(extended, settings={}))
     with pytest.raises(InputError, match="does not fit depths"):
         logged_view(dataclasses.replace(extended, settings={**extended.settings, "depths": [1, 2]}))
+
+
+def test_the_truth_of_a_composed_policy_that_draws() -> None:
+    """Every copy of it, one a seed, has to learn the setting: a rule goes by the index of its depth."""
+    transitions = collect(TRACES, UniformRandom(), len(TRACES), seed=0, max_draft=MAX_DRAFT)
+    depth = TRACES.depths[1]
+    true = true_value(
+        LengthChoiceOnly(RandomController(0.5), depth), transitions, TRACES, (1.0,), repeats=3, seed=7
+    )
+    played = [
+        run_controller(TRACES, LengthChoiceOnly(RandomController(0.5, seed=seed), depth), max_draft=MAX_DRAFT)
+        for seed in (7, 8, 9)
+    ]
+    assert true.value[0] == pytest.approx(np.mean([run.returns.mean() for run in played]))
+
+
+def test_a_controller_that_draws_with_unknown_probabilities_is_no_target() -> None:
+    transitions = log("round")
+    for policy in (
+        LengthChoiceOnly(RandomController(0.5), TRACES.depths[0]),
+        LengthChoiceOnly(SampledBehaviour(UniformRandom()), TRACES.depths[0]),
+    ):
+        policy.stateful = False
+        with pytest.raises(InputError, match="draws its actions and does not say with which probabilities"):
+            evaluation_problem(policy, transitions, 0.9)
+    evaluation_problem(RandomController(0.5), transitions, 0.9)
+    evaluation_problem(LengthChoiceOnly(RandomController(1.0), TRACES.depths[0]), transitions, 0.9)
+
+
+def test_transitions_of_one_phase_are_refused() -> None:
+    whole = log("generation", OnePhase(UniformRandom(), StaticController(3, 2), "select"))
+    part, view = restricted(whole, "select"), logged_view(whole)
+    policy = StaticController(3, 2)
+    for call in (
+        lambda: logged_view(part),
+        lambda: evaluation_problem(policy, part, 0.9),
+        lambda: evaluation_problem(policy, part, 0.9, view),
+        lambda: true_value(policy, part, TRACES, (1.0,)),
+    ):
+        with pytest.raises(InputError, match="restricted to the phase 'select', so decisions of the other"):
+            call()

@@ -36,5 +36,7 @@ def test_given_networks_join_and_the_seed_says_the_others(toy_traces: TraceSet) 
     assert [policy.name for policy in suite] == [policy.name for policy in again]
     exits = evaluation_problem(given, transitions, 0.9).exit_probability
     assert 0.4 < exits.mean() < 0.6
+    with pytest.raises(InputError, match="seed: -1 is out of range"):
+        policy_suite(transitions, seed=-1)
     with pytest.raises(InputError, match="2 are named"):
         policy_suite(transitions, [StaticController(2, 1)])

@@ -223,11 +223,16 @@ def test_tables_hold_the_rows(data: Transitions, truth: ExactQ, toy_traces: Trac
 def test_the_page_explains_every_column(data: Transitions, truth: ExactQ, toy_traces: TraceSet) -> None:
     row = errors_of(truth.q, truth, data, toy_traces)[0]
     assert first_column(marked(read_page("exact"), "q-errors")) == list(row)
+    described = QErrors.rows.__doc__ or ""
+    assert all(name in described for name in row)
 
 
 def test_what_cannot_be_compared_is_refused(data: Transitions, truth: ExactQ, toy_traces: TraceSet) -> None:
     cloned = network(toy_traces, provenance={"algorithm": "bc"})
     with pytest.raises(InputError, match="trained by bc, whose scores"):
+        policy_values(cloned, data)
+    cloned = network(toy_traces, training={"algorithm": "sb3_ppo", "gamma": 0.9})
+    with pytest.raises(InputError, match="trained by sb3_ppo, whose scores"):
         policy_values(cloned, data)
     with pytest.raises(InputError, match="does not say with which gamma"):
         policy_errors({"net": network(toy_traces)}, data, toy_traces)
@@ -238,6 +243,10 @@ def test_what_cannot_be_compared_is_refused(data: Transitions, truth: ExactQ, to
         n_step_bias(few, truth)
     with pytest.raises(InputError, match="call exact_q on these transitions"):
         model_errors({}, POLICY, few, toy_traces, gamma=GAMMA, truth=truth)
+    with pytest.raises(InputError, match=r"of 'threshold\(0.5, 0.5\)' at gamma 0.9, but those of .* at 0.8"):
+        model_errors({}, POLICY, data, toy_traces, gamma=0.8, truth=truth)
+    with pytest.raises(InputError, match=r"but those of 'threshold\(0.6, 0.6\)' at 0.9 are needed"):
+        model_errors({}, ThresholdController(0.6), data, toy_traces, gamma=GAMMA, truth=truth)
     with pytest.raises(InputError, match="steps: 0 is out of range"):
         n_step_bias(data, truth, (0,))
     for edges in ((), (2, 5), (1, 1)):

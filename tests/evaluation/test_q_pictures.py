@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +144,12 @@ def test_the_program_trains_measures_and_draws(toy_folder: Path, tmp_path: Path)
     assert found["settings"]["depths"] == [2, 6]
     with pytest.raises(InputError, match="'bc': its policy has no action values"):
         main([*options, "--algorithm", "bc", "--gradient-steps", "5", "--out", str(tmp_path / "bc")])
+
+
+def test_the_program_says_what_is_wrong_in_a_sentence(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "sde_gym.evaluation.q_pictures"]
+    options = ["--out", str(tmp_path / "out"), "--traces", str(tmp_path / "nowhere")]
+    done = subprocess.run([*program, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr

@@ -224,6 +224,9 @@ def test_what_cannot_be_valued_is_refused(toy_traces: TraceSet) -> None:
             policy_value(wrong, toy_traces, **arguments)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="policies: none was given"):
         compare({}, toy_traces)
+    named = dataclasses.replace(toy_traces, tasks=["all", *toy_traces.tasks[1:]])
+    with pytest.raises(InputError, match="a task is named 'all'"):
+        policy_value(policy, named)
 
 
 def test_layers_and_heads_are_two_bounds(toy_traces: TraceSet) -> None:

@@ -12,6 +12,7 @@ from sde_gym.errors import InputError
 from sde_gym.offline.behaviour_names import FORMS, parse_behaviour, rebuild_behaviour
 from sde_gym.offline.behaviours import EpisodeMixture, EpsilonGreedy, StepMixture, UniformRandom
 from sde_gym.offline.collect import collect
+from sde_gym.offline.restricted import OnePhase
 from sde_gym.offline.softmax import Softmax
 from sde_gym.policies.controller import BaseController, View
 from sde_gym.policies.files import save_policy
@@ -105,6 +106,16 @@ def test_a_description_in_json_makes_the_same_data(toy_traces: TraceSet, policy:
         one, other = (collect(toy_traces, each, 12, seed=0) for each in (behaviour, again))
         np.testing.assert_array_equal(one.action, other.action)
         np.testing.assert_array_equal(one.propensity, other.propensity)
+
+
+@pytest.mark.parametrize("phase", ["select", "draft"])
+def test_a_behaviour_of_one_phase_is_rebuilt(toy_traces: TraceSet, phase: str) -> None:
+    behaviour = OnePhase(EpsilonGreedy(ThresholdController(0.5), 0.2), StaticController(3, 2), phase)
+    again = rebuild_behaviour(json.loads(json.dumps(behaviour.describe())))
+    assert again.describe() == behaviour.describe()
+    one, other = (collect(toy_traces, each, 6, seed=0) for each in (behaviour, again))
+    np.testing.assert_array_equal(one.action, other.action)
+    np.testing.assert_array_equal(one.propensity, other.propensity)
 
 
 def test_what_cannot_be_made_again_is_refused(policy: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sde_gym.errors import InputError
+from sde_gym.evaluation.player import SampledBehaviour
 from sde_gym.offline.behaviours import (
     EpisodeMixture,
     EpsilonGreedy,
@@ -20,7 +21,7 @@ from sde_gym.offline.softmax import Softmax
 from sde_gym.policies.controller import BaseController, View
 from sde_gym.policies.observation import Phase
 from sde_gym.policies.qnetwork import QController, QNetwork
-from sde_gym.policies.rules import StaticController, ThresholdController
+from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
 
 DEPTHS = (2, 4, 8)
 
@@ -103,12 +104,16 @@ def test_impossible_behaviours_are_refused() -> None:
         (lambda: UniformRandom(0.0), "exit_probability is 0.0"),
         (lambda: UniformRandom(1.0), "exit_probability is 1.0"),
         (lambda: EpsilonGreedy(StaticController(2, 1), 1.1), "epsilon is 1.1"),
+        (lambda: EpsilonGreedy(RandomController(0.5), 0.1), r"'random\(0.5, 0.5\)' draws its actions"),
+        (lambda: EpsilonGreedy(RandomController(1.0, p_draft=0.5), 0.1), "draws its actions"),
+        (lambda: EpsilonGreedy(SampledBehaviour(UniformRandom()), 0.1), "'uniform' draws its actions"),
         (lambda: StepMixture([]), "mixture of 0 behaviours"),
         (lambda: StepMixture([UniformRandom()], [1, 2]), "positive weight for each"),
         (lambda: EpisodeMixture([UniformRandom()], [0]), "positive weight for each"),
     ]:
         with pytest.raises(InputError, match=message):
             build()
+    EpsilonGreedy(RandomController(1.0, p_draft=0.0), 0.1)  # no coin at all
     with pytest.raises(InputError, match="depth"):
         EpsilonGreedy(StaticController(3, 1), 0.1).bind(DEPTHS, 12, 6)
 

@@ -133,6 +133,18 @@ def test_texts_are_played_in_shuffled_passes(toy_traces: TraceSet) -> None:
     assert not np.array_equal(played[0], played[1])
 
 
+def test_no_text_is_played_twice_in_a_row(toy_traces: TraceSet) -> None:
+    for texts in (2, 3):
+        traces = toy_traces.subset(range(texts))
+        data = collect(traces, UniformRandom(), 40, seed=0)
+        played = data.text[data.start[:-1]]
+        assert (played[1:] != played[:-1]).all()
+        for one in played[: 40 // texts * texts].reshape(-1, texts):
+            assert sorted(one) == list(range(texts))
+    alone = collect(toy_traces.subset([1]), UniformRandom(), 3, seed=0)
+    assert alone.num_episodes == 3
+
+
 def test_logged_features_are_independent_of_what_the_behaviour_reads(toy_traces: TraceSet) -> None:
     behaviour = EpsilonGreedy(ThresholdController(0.5), 0.2)  # reads top1, which PAPER does not have
     paper = collect(toy_traces, behaviour, 10, seed=0, observation=PAPER)
@@ -215,6 +227,7 @@ def test_progress_counts_episodes(toy_traces: TraceSet) -> None:
         ({"seed": -1}, "seed is -1"),
         ({"observation": ("mood",)}, "mood"),
         ({"depths": (5,)}, "5 was not recorded"),
+        ({"reward": lambda outcome: outcome.emitted}, "is no name; give one, or 'module:function'"),
         ({"episode": "token"}, "'token' is not one of generation, round"),
         ({"behaviour": EpsilonGreedy(StaticController(5, 1), 0.1)}, "exit_depth: 5"),
     ],

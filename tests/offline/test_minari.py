@@ -26,8 +26,10 @@ from sde_gym.offline.buffer import to_replay_buffer
 from sde_gym.offline.collect import collect
 from sde_gym.offline.minari_data import add_infos, save_minari
 from sde_gym.offline.minari_read import dataset_to_transitions, read_info
+from sde_gym.offline.restricted import OnePhase, restricted
 from sde_gym.offline.transitions import COLUMNS, Transitions, load_transitions
 from sde_gym.policies.observation import PAPER
+from sde_gym.policies.rules import StaticController
 from sde_gym.traces import TraceSet, load_traces
 
 minari = pytest.importorskip("minari")
@@ -168,6 +170,8 @@ def test_exact_values_are_stored_at_once_or_later(data: Transitions, toy_folder:
     save_minari(ID, data, toy_folder)
     with pytest.raises(InputError, match="infos hold no q_true"):
         read_info(ID, "q_true")
+    with pytest.raises(InputError, match="holds no episode"):
+        read_info(minari.load_dataset("toy/later-v0").filter_episodes(lambda episode: False), "q_true")
     wrongs: list[Any] = [q_true[:-1], q_true[:, :1], q_true.astype(np.float32), q_true.tolist()]
     for wrong in wrongs:
         with pytest.raises(InputError, match=r"q_true: .*expected float64"):
@@ -209,6 +213,39 @@ def test_an_id_is_taken_until_it_is_overwritten(data: Transitions, toy_folder: P
     with pytest.raises(InputError, match="it may hold others; choose another id"):
         save_minari("toy/space-v0", data, toy_folder, overwrite=True)
     dataset_to_transitions("toy/space-v0/inner-v0")
+
+
+@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
+def test_what_was_there_stays_where_overwriting_fails(
+    failure: type[BaseException],
+    data: Transitions,
+    toy_folder: Path,
+    datasets: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save_minari(ID, data, toy_folder)
+    replace, calls = os.replace, []
+
+    def failing(source: Any, target: Any) -> None:
+        if Path(target) == datasets / ID:  # the new one comes, or the old one back
+            calls.append(source)
+            if len(calls) == 1:
+                raise failure
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", failing)
+        with pytest.raises(failure):
+            save_minari(ID, dataclasses.replace(data, reward=data.reward + 1), toy_folder, overwrite=True)
+    assert_same(dataset_to_transitions(ID), data)
+    assert [path.name for path in datasets.iterdir()] == ["sde_gym"]
+
+
+def test_transitions_of_one_phase_are_refused(toy_traces: TraceSet, toy_folder: Path, datasets: Path) -> None:
+    whole = collect(toy_traces, OnePhase(UniformRandom(), StaticController(3, 2), "select"), 4, seed=0)
+    with pytest.raises(InputError, match=r"restricted to the phase 'select', .*made from"):
+        save_minari(ID, restricted(whole, "select"), toy_folder)
+    assert not (datasets / ID).exists()
 
 
 def test_a_failure_leaves_nothing_behind(

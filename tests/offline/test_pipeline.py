@@ -15,7 +15,9 @@ from sde_gym.envs.ranking import reward_ranking
 from sde_gym.envs.rewards import StepOutcome
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
-from sde_gym.offline import DQNSettings, load_transitions, train_policy
+from sde_gym.offline import DQNSettings, collect, load_transitions, train_policy
+from sde_gym.offline.behaviours import UniformRandom
+from sde_gym.offline.selection import environment_of, settings_of
 from sde_gym.policies.files import load_policy
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
 from sde_gym.traces import TraceSet
@@ -218,3 +220,16 @@ def test_a_file_in_the_way_is_named(toy_traces: TraceSet, tmp_path: Path) -> Non
     (tmp_path / "out").write_text("")
     with pytest.raises(InputError, match="out: is a file; give a folder"):
         train_policy(toy_traces, tmp_path / "out", SMALL)
+
+
+def test_checkpoints_are_played_in_the_environment_of_the_given_transitions(
+    toy_traces: TraceSet, tmp_path: Path
+) -> None:
+    """`rho` is no setting of a run; 0 counts as said, and makes time free."""
+    collected = collect(toy_traces, UniformRandom(), 12, seed=0, reward="speed")
+    data = dataclasses.replace(collected, settings={**collected.settings, "rho": 0.0})
+    environment = environment_of(data)
+    assert environment["rho"] == 0.0
+    trained = train_policy(toy_traces, tmp_path, settings_of(data, SMALL), transitions=data)
+    played = run_controller(toy_traces, trained.policy, **environment)
+    assert max(row["return"] for row in trained.log) == pytest.approx(played.returns.mean())

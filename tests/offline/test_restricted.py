@@ -17,10 +17,10 @@ from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.evaluation.exact_q import exact_q
 from sde_gym.evaluation.player import SampledBehaviour
-from sde_gym.offline import DQNSettings, Transitions, collect, exploratory_schedule, train
+from sde_gym.offline import DQNSettings, Transitions, collect, exploratory_schedule, train, train_policy
 from sde_gym.offline.behaviours import EpisodeMixture, EpsilonGreedy, UniformRandom
 from sde_gym.offline.restricted import OnePhase, restricted
-from sde_gym.offline.selection import environment_of, replay_metrics
+from sde_gym.offline.selection import environment_of, replay_metrics, settings_of
 from sde_gym.offline.transitions import load_transitions, save_transitions
 from sde_gym.policies.ablation import DepthChoiceOnly, LengthChoiceOnly
 from sde_gym.policies.controller import BaseController, Controller, RoundOutcome, View
@@ -279,10 +279,14 @@ def test_a_coin_that_always_falls_the_same_way_is_a_rule() -> None:
         OnePhase(UniformRandom(), RandomController(1.0, p_draft=0.5), "select")
 
 
-def test_what_would_play_it_without_its_rule_is_refused(toy_traces: TraceSet) -> None:
+def test_what_would_play_it_without_its_rule_is_refused(toy_traces: TraceSet, tmp_path: Path) -> None:
     data = collect(toy_traces, OnePhase(UniformRandom(), RULE, "draft"), 6, 0, observation="extended")
     kept = restricted(data, "draft")
     with pytest.raises(InputError, match=r"restricted to the phase 'draft', .* give evaluate="):
         train(kept, "double_dqn", TINY, traces=toy_traces)
     with pytest.raises(InputError, match="give the transitions that they were made from"):
         exact_q(StaticController(3, 2), kept, toy_traces)
+    settings = settings_of(kept, TINY)
+    with pytest.raises(InputError, match=r"restricted to the phase 'draft', .*evaluate="):
+        train_policy(toy_traces, tmp_path / "out", settings, transitions=kept)
+    assert not (tmp_path / "out").exists()
