@@ -52,9 +52,12 @@ def main(
 ) -> None:
     """Play recorded texts under policies and print what each is worth."""
     with errors_as_sentences():
+        for name in policies:
+            if policies.count(name) > 1:
+                raise InputError(f"policy {name!r} is named {policies.count(name)} times; name it once")
         texts = load_traces(traces)
         chosen = None if depths is None else parse_list(depths, int, "depths")
-        shared = {"reward": reward, "final_token_reward": final_token_reward, "cost": cost}
+        shared: dict[str, Any] = {"reward": reward, "final_token_reward": final_token_reward, "cost": cost}
         console = Console(highlight=False)
         table = Table(
             "policy", "return", "simulated speed-up", "acceptance", "exit depth", "draft length", "rounds"
@@ -62,7 +65,7 @@ def main(
         totals = {}
         for name in policies:
             controller = parse_policy(name, seed)
-            own = {"depths": chosen, "max_draft": max_draft}
+            own: dict[str, Any] = {"depths": chosen, "max_draft": max_draft}
             if isinstance(controller, QController):
                 own = {"depths": controller.depths, "max_draft": controller.max_draft}
                 note_other_model(console, name, controller, texts)

@@ -17,6 +17,7 @@ measured by `sde-gym demo`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,7 @@ from rich.table import Table
 from sde_gym.envs.run import RunResult, run_controller
 from sde_gym.errors import InputError
 from sde_gym.offline import DQNSettings, train_policy
+from sde_gym.offline.pipeline import LOG_FILE
 from sde_gym.offline.scalars import ScalarLog
 from sde_gym.options import with_settings
 from sde_gym.policies.controller import Controller
@@ -62,7 +64,11 @@ def main(
             note = f"return {metrics['return']:.1f}, loss {metrics['loss']:.3f}" if metrics else ""
             advance("train", done, total, note)
             if metrics and metrics["step"] != log.newest:
-                log.add(int(metrics["step"]), metrics)
+                # Several checkpoints may lie between two calls; the file has them all.
+                for line in (out / LOG_FILE).read_text(encoding="utf-8").splitlines():
+                    row = json.loads(line)
+                    if row["step"] > log.newest:
+                        log.add(int(row["step"]), row)
 
         trained = train_policy(train, out, settings, progress)
 

@@ -41,7 +41,7 @@ from sde_gym.offline.selection import (
 from sde_gym.offline.sequences import SequenceController
 from sde_gym.options import with_settings
 from sde_gym.policies.controller import Controller
-from sde_gym.policies.files import save_policy
+from sde_gym.policies.files import policy_paths, save_policy
 from sde_gym.policies.qnetwork import QController
 from sde_gym.terminal import progress_bars
 from sde_gym.traces import TraceSet, load_traces
@@ -62,17 +62,25 @@ def main(
     console = Console(highlight=False)
     training, held_out = load_traces(traces), load_traces(test)
     check_same_model(training, held_out)
+    identity = trace_set_id(training)
+    if identity == trace_set_id(held_out):
+        raise InputError(f"--test {test} holds the texts that are trained on; name other ones")
     if data is None:
         transitions = explore(training, settings)
     else:
         transitions = read_data(data)
+        check_origin(data, transitions, training, held_out)
         settings = settings_of(transitions, settings)
         check_fit(transitions, settings, training)
-    write_json(
-        out / "settings.json", {**settings.to_json(), "algorithm": algo, "data": data, "traces": traces}
-    )
     console.print(f"{len(transitions)} transitions, {transitions.num_episodes} episodes; {algo}")
     best: dict[str, float] = {}
+
+    def start(policy: Controller) -> None:
+        # A policy of an earlier run must not lie beside the settings of this one.
+        for stale in policy_paths(out / "policy"):
+            stale.unlink(missing_ok=True)
+        run = {**settings.to_json(), "algorithm": algo, "data": data, "traces": traces}
+        write_json(out / "settings.json", run)
 
     def keep(policy: Controller, metrics: Mapping[str, float]) -> None:
         best.update(metrics)
@@ -84,9 +92,13 @@ def main(
                     "name": training.manifest["model"],
                     "weights_hash": training.manifest["model_hash"],
                 },
-                traces=trace_set_id(training),
-                training={**settings.to_json(), "algorithm": algo},
-                provenance={"checkpoint": dict(metrics), "data": dict(transitions.settings)},
+                traces=transitions.settings.get("traces", identity),
+                training=settings.to_json(),
+                provenance={
+                    "algorithm": algo,
+                    "checkpoint": dict(metrics),
+                    "data": dict(transitions.settings),
+                },
             )
 
     with ScalarLog(out) as log, progress_bars() as advance:
@@ -102,6 +114,7 @@ def main(
             settings,
             traces=training,
             progress=progress,
+            on_start=start,
             on_best=keep,
             on_checkpoint=lambda metrics: log.add(int(metrics["step"]), metrics),
         )
@@ -155,6 +168,23 @@ def read_data(name: str) -> Transitions:
     from sde_gym.offline.minari_read import dataset_to_transitions
 
     return dataset_to_transitions(name)
+
+
+def check_origin(name: str, transitions: Transitions, training: TraceSet, held_out: TraceSet) -> None:
+    """Refuse data of the test texts or of another model, as far as they say where they come from.
+
+    Raises:
+        InputError: they are.
+    """
+    if transitions.settings.get("traces") == trace_set_id(held_out):
+        raise InputError(f"--data {name} was collected on the texts of --test; name other ones")
+    model = transitions.settings.get("model") or {}
+    weights = model.get("weights_hash")
+    if weights is not None and weights != training.manifest["model_hash"]:
+        raise InputError(
+            f"--data {name} was collected with {model.get('name', 'a model')} and --traces was recorded with "
+            f"{training.manifest['model']} of other weights; give data and texts of one model"
+        )
 
 
 if __name__ == "__main__":

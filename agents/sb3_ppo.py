@@ -17,6 +17,7 @@ train/explained_variance and train/n_updates, as stable-baselines3 defines them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,12 +28,14 @@ from rich.console import Console
 from rich.table import Table
 
 from sde_gym.envs.sb3 import sb3_vec_env
+from sde_gym.errors import InputError
 from sde_gym.files import write_json
+from sde_gym.offline.buffer import check_returns
 from sde_gym.offline.collect import trace_set_id
 from sde_gym.offline.scalars import ScalarLog
 from sde_gym.offline.selection import check_same_model, replay_metrics
 from sde_gym.options import parse_list
-from sde_gym.policies.files import save_policy
+from sde_gym.policies.files import policy_paths, save_policy
 from sde_gym.policies.importing import from_sb3
 from sde_gym.policies.observation import resolve_observation
 from sde_gym.policies.qnetwork import QController
@@ -69,6 +72,13 @@ def main(
     """Train PPO online on the vector environment."""
     with errors_as_sentences():
         given = dict(locals())
+        check_returns(1, gamma)
+        if not (learning_rate > 0 and math.isfinite(learning_rate)):
+            raise InputError(f"learning_rate is {learning_rate}; it must be positive and finite")
+        if lanes * rollout < 2:
+            raise InputError(
+                "--lanes 1 with --rollout 1 is one decision between updates; PPO needs 2: raise either"
+            )
         features = resolve_observation(
             observation
             if observation in ("paper", "extended")
@@ -77,6 +87,9 @@ def main(
         widths = list(parse_list(hidden, int, "hidden"))
         training, held_out = load_traces(traces), load_traces(test)
         check_same_model(training, held_out)
+        identity = trace_set_id(training)
+        if identity == trace_set_id(held_out):
+            raise InputError(f"--test {test} holds the texts that are trained on; name other ones")
         chosen = training.depths if depths is None else parse_list(depths, int, "depths")
         environment: dict[str, Any] = {"depths": chosen, "reward": reward, "max_draft": max_draft}
         lane_env = sb3_vec_env(lanes, training, observation=features, step_infos=False, **environment)
@@ -90,8 +103,7 @@ def main(
         torch.set_num_threads(threads)
         # No feature is ever clipped: a policy file holds the standardisation, but no clipping.
         env = VecNormalize(lane_env, norm_reward=False, clip_obs=float(np.finfo(np.float32).max))
-        write_json(out / "settings.json", json_values(given))
-        model = PPO(
+        model: Any = PPO(
             "MlpPolicy",
             env,
             learning_rate=learning_rate,
@@ -137,15 +149,20 @@ def main(
                             "name": training.manifest["model"],
                             "weights_hash": training.manifest["model_hash"],
                         },
-                        traces=trace_set_id(training),
-                        training={"algorithm": "sb3_ppo", **json_values(given)},
-                        provenance={"checkpoint": {"step": done, **found}},
+                        traces=identity,
+                        training=json_values(given),
+                        provenance={"algorithm": "sb3_ppo", "checkpoint": {"step": done, **found}},
                     )
 
             def progress(done: int) -> None:
                 advance("train", min(done, steps), steps, f"return {best[0]:.1f}" if best else "")
 
-            model.learn(steps, callback=every(evaluate_every, checkpoint, progress), log_interval=None)
+            # A policy of an earlier run must not lie beside the settings of this one.
+            for stale in policy_paths(out / "policy"):
+                stale.unlink(missing_ok=True)
+            write_json(out / "settings.json", json_values(given))
+            callback = every(evaluate_every, steps, checkpoint, progress)
+            model.learn(steps, callback=callback, log_interval=None)
             checkpoint(model.num_timesteps)
         assert best is not None
         table = Table("texts", "return", "simulated speed-up", "acceptance", "exit depth", "draft length")
@@ -164,8 +181,13 @@ def main(
         console.print(f"policy: {out / 'policy.safetensors'}", soft_wrap=True)
 
 
-def every(interval: int, checkpoint: Callable[[int], None], progress: Callable[[int], None]) -> Any:
-    """A callback that calls `checkpoint` each time so many more decisions were made, and `progress`."""
+def every(
+    interval: int, total: int, checkpoint: Callable[[int], None], progress: Callable[[int], None]
+) -> Any:
+    """A callback that calls `checkpoint` each time so many more decisions were made, and `progress`.
+
+    From the total on there are no more checkpoints: the last update is still to come.
+    """
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Every(BaseCallback):
@@ -173,7 +195,7 @@ def every(interval: int, checkpoint: Callable[[int], None], progress: Callable[[
 
         def _on_step(self) -> bool:
             progress(self.num_timesteps)
-            if self.num_timesteps >= self.due:
+            if self.due <= self.num_timesteps < total:
                 checkpoint(self.num_timesteps)
                 self.due += interval * -(-(self.num_timesteps - self.due + 1) // interval)
             return True

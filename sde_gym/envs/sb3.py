@@ -6,6 +6,8 @@ other; this one steps all lanes of one engine together.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -64,7 +66,9 @@ def sb3_vec_env(
 def _vec_env_class() -> type[_LEDEVecEnv]:
     """`LEDEVecEnv`: the class below, on stable-baselines3's base class."""
     try:
-        from stable_baselines3.common.vec_env import VecEnv
+        # Where an old gym is installed, it is imported, too, and prints that nobody maintains it.
+        with contextlib.redirect_stderr(io.StringIO()):
+            from stable_baselines3.common.vec_env import VecEnv
     except ImportError as error:
         raise InputError(
             f'stable-baselines3 is not installed ({error}); pip install "sde-gym[online]"'

@@ -255,10 +255,12 @@ def from_sb3(
             f"({len(features)},), one for each of {', '.join(features)}, and {NUM_ACTIONS} actions"
         )
     normaliser = model.get_vec_normalize_env()
-    given = mean is not None or std is not None
-    if not given and normaliser is not None and normaliser.norm_obs:
+    given = [values is not None for values in (mean, std)]
+    if not all(given) and normaliser is not None and normaliser.norm_obs:
         mean, std = _standardisation(
-            normaliser.obs_rms.mean, np.sqrt(normaliser.obs_rms.var + normaliser.epsilon), len(features)
+            normaliser.obs_rms.mean if mean is None else mean,
+            np.sqrt(normaliser.obs_rms.var + normaliser.epsilon) if std is None else std,
+            len(features),
         )
         reached = float((np.maximum(np.abs(low - mean), np.abs(high - mean)) / std).max())
         if reached > normaliser.clip_obs:
@@ -266,7 +268,7 @@ def from_sb3(
                 f"VecNormalize clips at {normaliser.clip_obs}, but features reach {reached:.1f} deviations; "
                 "a policy cannot hold the clipping: give VecNormalize a larger clip_obs"
             )
-    elif not given and not (np.array_equal(space.low, low) and np.array_equal(space.high, high)):
+    elif not any(given) and not (np.array_equal(space.low, low) and np.array_equal(space.high, high)):
         raise InputError(
             f"the model was trained on a space from {space.low.tolist()} to {space.high.tolist()}, but the "
             f"features {', '.join(features)} go from {low.tolist()} to {high.tolist()}; name its own "

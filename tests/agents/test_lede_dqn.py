@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_it_trains_and_compares(toy_folder: Path, tmp_path: Path) -> None:
         "--gradient-steps",
         20,
         "--evaluate-every",
-        10,
+        7,
         "--hidden",
         "8,8",
         "--held-out",
@@ -50,6 +51,8 @@ def test_it_trains_and_compares(toy_folder: Path, tmp_path: Path) -> None:
     result = run("--traces", toy_folder, "--out", out, *small)
     assert result.returncode == 0, result.stderr
     assert load_policy(out).network.sizes == (11, 8, 8, 2)
+    scalars = [json.loads(line) for line in (out / "scalars.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in scalars] == [7, 14, 20], "also those between two calls of progress"
     assert "transitions collected; 20 gradient steps" in result.stdout
     assert "4 training and 2 held-out texts" in result.stdout
     rows = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}

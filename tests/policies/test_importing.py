@@ -218,6 +218,23 @@ def test_sb3s_decisions_are_kept(kind: str, normalised: bool, toy_traces: TraceS
     assert run_controller(toy_traces, policy).decisions.sum() > 0
 
 
+def test_what_is_not_given_comes_from_vecnormalize(toy_traces: TraceSet) -> None:
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    env: Any = VecNormalize(sb3_vec_env(2, toy_traces, observation="extended"), clip_obs=1e6)
+    model = DQN("MlpPolicy", env, policy_kwargs=NARROW, device="cpu")
+    env.obs_rms.mean[:], env.obs_rms.var[:] = STATES.mean(axis=0), STATES.var(axis=0)
+    own = np.linspace(1, 2, len(EXTENDED), dtype=np.float32)
+    mean, std = env.obs_rms.mean, np.sqrt(env.obs_rms.var + env.epsilon)
+    shifted = from_sb3(model, mean=own, **SETTING).network
+    np.testing.assert_allclose((shifted.mean, shifted.std), (own, std), rtol=1e-6)
+    scaled = from_sb3(model, std=own, **SETTING).network
+    np.testing.assert_allclose((scaled.mean, scaled.std), (mean, own), rtol=1e-6)
+    both = from_sb3(model, mean=own, std=own, **SETTING).network
+    np.testing.assert_array_equal((both.mean, both.std), (own, own))
+
+
 def test_sb3s_misfits_are_named(toy_traces: TraceSet) -> None:
     from stable_baselines3 import DQN, PPO
     from stable_baselines3.common.vec_env import VecNormalize
