@@ -39,13 +39,13 @@ def test_the_plan_is_what_the_page_says() -> None:
 def test_a_run_goes_on_where_it_was_stopped(folders: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = (
-        "--out", out, "--groups", "rewards,ablations", "--seeds", 1, "--gradient-steps", 3, "--workers", 1,
+        "--out", out, "--groups", "ablations", "--seeds", 1, "--gradient-steps", 3, "--workers", 1,
         "--traces", folders[0], "--test", folders[1],
     )  # fmt: skip
     first = run("reproduce.py", *arguments)
     assert first.returncode == 0, first.stderr
     jobs = sorted((out / "jobs").iterdir())
-    assert len(jobs) == 5
+    assert len(jobs) == 3
     before = {path.name: path.stat().st_mtime_ns for path in jobs[1:]}
     os.remove(jobs[0])
     again = run("reproduce.py", *arguments)
@@ -55,7 +55,7 @@ def test_a_run_goes_on_where_it_was_stopped(folders: list[Path], tmp_path: Path)
 
     results = json.loads((out / "results.json").read_text())
     assert [row["label"] for row in results["rules"]][:2] == ["best static", "best threshold"]
-    assert [row["group"] for row in results["rows"]] == ["rewards"] * 2 + ["ablations"] * 3
+    assert [row["group"] for row in results["rows"]] == ["ablations"] * 3
     static = results["rules"][0]["speedup"]
     for row in results["rows"]:
         assert row["over_static"] == pytest.approx(row["speedups"][0] / static - 1)
