@@ -282,7 +282,7 @@ def test_custom_rewards_see_the_outcome(toy_traces: TraceSet) -> None:
         ({"depths": "2"}, "depths: '2' is not a list"),
         ({"depths": [2.0]}, "depths: 2.0 is not a whole number"),
         ({"observation": "papers"}, "observation: 'papers' is not a feature set"),
-        ({"observation": ["trace", "surprise"]}, "observation: 'surprise' is not a feature; there are confidence"),
+        ({"observation": ["trace", "odd"]}, "observation: 'odd' is not a feature; there are confidence"),
         ({"observation": ["trace", "trace"]}, "observation: a feature is named twice"),
         ({"reward": "speedy"}, "reward: 'speedy' is none of lede, speed"),
         ({"reward": "no_such_module:f"}, "reward: 'no_such_module:f' cannot be imported"),
