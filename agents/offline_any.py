@@ -27,9 +27,10 @@ from rich.table import Table
 
 from sde_gym.errors import InputError
 from sde_gym.files import write_json
-from sde_gym.offline import DQNSettings, Transitions, collect, exploratory_schedule, load_transitions, train
+from sde_gym.offline import DQNSettings, Transitions, load_transitions, train
 from sde_gym.offline.algorithms import algorithm_factory, algorithm_names
 from sde_gym.offline.collect import trace_set_id
+from sde_gym.offline.pipeline import explore
 from sde_gym.offline.scalars import ScalarLog
 from sde_gym.offline.selection import (
     check_fit,
@@ -136,23 +137,6 @@ def main(
         console.print(f"policy: {out / 'policy.safetensors'}", soft_wrap=True)
     else:
         console.print(f"no policy file: {algo} runs in replay comparisons only")
-
-
-def explore(traces: TraceSet, settings: DQNSettings) -> Transitions:
-    """LEDE's exploratory episodes on these texts."""
-    return collect(
-        traces,
-        exploratory_schedule(settings.depths or traces.depths, settings.max_draft, settings.epsilon),
-        settings.episodes,
-        settings.seed,
-        observation=settings.features,
-        depths=settings.depths,
-        reward=settings.reward,
-        final_token_reward=settings.final_token_reward,
-        k=settings.k,
-        window=settings.window,
-        max_draft=settings.max_draft,
-    )
 
 
 def read_data(name: str) -> Transitions:

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from sde_gym.envs.arguments import whole_number
 from sde_gym.envs.hindsight import PlannedController
 from sde_gym.errors import InputError
-from sde_gym.evaluation.player import Player, Policy, is_stochastic, keeps_state
+from sde_gym.evaluation.player import Player, Policy, is_stochastic
 from sde_gym.offline.buffer import check_returns
 from sde_gym.offline.collect import Progress, trace_set_id
 from sde_gym.offline.transitions import Transitions, refuse_restricted
+from sde_gym.policies.ablation import keeps_state
 from sde_gym.policies.controller import Controller, feature_settings
 from sde_gym.policies.observation import HEAD_FEATURES
 from sde_gym.traces import TraceSet

@@ -18,9 +18,9 @@ from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.run import heads_read, hidden_columns
 from sde_gym.errors import InputError
 from sde_gym.offline.behaviours import Behaviour
+from sde_gym.policies.ablation import keeps_state
 from sde_gym.policies.controller import BaseController, Controller, RoundOutcome, View, feature_settings
 from sde_gym.policies.observation import Action
-from sde_gym.policies.qnetwork import QController
 from sde_gym.policies.rules import RandomController, counter_uniform
 from sde_gym.traces import TraceSet
 
@@ -100,22 +100,6 @@ def reseeded(policy: Policy, seed: int) -> Controller:
     raise InputError(
         f"policy {name!r}: its actions are drawn, but it is neither a behaviour policy (a mixture over "
         "episodes is none: take one of its components) nor a controller with an attribute `seed`"
-    )
-
-
-def keeps_state(controller: Controller) -> bool:
-    """Whether a controller remembers anything from one decision to the next.
-
-    Its own attribute `stateful` decides where it has one; else it does if it has a `reset` or a
-    `feedback` other than the empty ones of `BaseController` and `QController`.
-    """
-    declared = getattr(controller, "stateful", None)
-    if declared is not None:
-        return bool(declared)
-    return any(
-        getattr(getattr(controller, name), "__func__", None)
-        not in (getattr(BaseController, name), getattr(QController, name))
-        for name in ("reset", "feedback")
     )
 
 

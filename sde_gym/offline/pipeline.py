@@ -200,9 +200,17 @@ def _transitions(
             return found, True
     except InputError:  # missing or damaged: collecting is cheap
         pass
-    collected = collect(
+    collected = explore(traces, settings)
+    transitions = dataclasses.replace(collected, settings={**collected.settings, "request": request})
+    save_transitions(path, transitions)
+    return transitions, False
+
+
+def explore(traces: TraceSet, settings: DQNSettings) -> Transitions:
+    """LEDE's exploratory episodes on these texts, in the environment that the settings describe."""
+    return collect(
         traces,
-        exploratory_schedule(depths, settings.max_draft, settings.epsilon),
+        exploratory_schedule(settings.depths or traces.depths, settings.max_draft, settings.epsilon),
         settings.episodes,
         settings.seed,
         observation=settings.features,
@@ -213,9 +221,6 @@ def _transitions(
         window=settings.window,
         max_draft=settings.max_draft,
     )
-    transitions = dataclasses.replace(collected, settings={**collected.settings, "request": request})
-    save_transitions(path, transitions)
-    return transitions, False
 
 
 #: Settings on which the transitions depend.

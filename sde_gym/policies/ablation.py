@@ -47,7 +47,7 @@ class _OnePhase(BaseController):
         self.observation = controller.observation
         self.k = getattr(controller, "k", None)
         self.window = getattr(controller, "window", None)
-        self.stateful = _keeps_state(controller)
+        self.stateful = keeps_state(controller)
         self.stochastic = draws(controller, self.decides)
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
@@ -185,8 +185,12 @@ def draws(controller: Controller, phase: Phase) -> bool:
     return False
 
 
-def _keeps_state(controller: Controller) -> bool:
-    """Its attribute `stateful` or, without one, whether its `reset` or `feedback` are not the empty ones."""
+def keeps_state(controller: Controller) -> bool:
+    """Whether a controller remembers anything from one decision to the next.
+
+    Its own attribute `stateful` decides where it has one; else it does if it has a `reset` or a
+    `feedback` other than the empty ones of `BaseController` and `QController`.
+    """
     declared = getattr(controller, "stateful", None)
     if declared is not None:
         return bool(declared)

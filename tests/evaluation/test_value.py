@@ -13,10 +13,11 @@ from sde_gym.envs.hindsight import best_return, best_speedup
 from sde_gym.envs.lede import LEDEEnv
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
-from sde_gym.evaluation.player import SampledBehaviour, is_stochastic, keeps_state
+from sde_gym.evaluation.player import SampledBehaviour, is_stochastic
 from sde_gym.evaluation.summary import Summary
 from sde_gym.evaluation.value import compare, policy_value, value_table
 from sde_gym.offline.behaviours import EpisodeMixture, EpsilonGreedy, StepMixture, UniformRandom
+from sde_gym.policies.ablation import keeps_state
 from sde_gym.policies.controller import BaseController
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
 from sde_gym.traces import TraceSet

@@ -16,11 +16,11 @@ from sde_gym.envs import DepthOnly, LengthOnly
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.evaluation.exact_q import exact_q
-from sde_gym.evaluation.player import is_stochastic, keeps_state, reseeded
+from sde_gym.evaluation.player import is_stochastic, reseeded
 from sde_gym.evaluation.value import policy_value
 from sde_gym.offline import collect
 from sde_gym.offline.behaviours import UniformRandom
-from sde_gym.policies.ablation import DepthChoiceOnly, LengthChoiceOnly
+from sde_gym.policies.ablation import DepthChoiceOnly, LengthChoiceOnly, keeps_state
 from sde_gym.policies.controller import BaseController, Controller, RoundOutcome, View
 from sde_gym.policies.observation import EXTENDED, Phase
 from sde_gym.policies.qnetwork import QController, QNetwork
