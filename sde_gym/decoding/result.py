@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -14,14 +15,26 @@ if TYPE_CHECKING:
 #: confirmed; "final": the final layer's own token (plain step, correction or bonus).
 Fate = Literal["prefill", "accepted", "final"]
 
+#: Two logits that are closer than this may change places with the order of summation (float32).
+NEAR_TIE = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """One draft and its verification."""
 
-    exit_depth: int  # l*; L where nothing was drafted
+    exit_depth: int  # l*, the deepest where each token has its own; L where nothing was drafted
     drafted: int
     accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A proposal that was not accepted: the token that `depth` proposed for `tokens[position]`."""
+
+    position: int
+    depth: int
+    token: int
 
 
 @dataclass(slots=True)
@@ -33,14 +46,19 @@ class DecodeResult:
         depths: per token, the depth that proposed it (L for the final layer's own).
         fates: per token.
         rounds: in order; empty for plain decoding.
+        rejected: proposals that were not accepted, in order.
         num_layers: L.
         prefill_seconds, decode_seconds: wall clock; token 0 belongs to prefill.
         controller_seconds: part of decode_seconds spent in features and controller.
+        idle_head_seconds: part of it spent in exit heads that proposed nothing; 0 on a GPU, where
+            launching one says nothing about its time.
         layer_passes: layers x tokens run in decoding (prefill excluded).
         sequential_layers: layers run one after the other, a batch of tokens counted once.
         head_calls: exit and final heads evaluated, a batch counted once.
         decisions: controller decisions.
         untimed_tokens: leading tokens that came out before the decode clock started.
+        near_ties: emitted tokens whose two best final logits are closer than `NEAR_TIE`, where they
+            were counted: the only ones that another order of summation may change.
     """
 
     num_layers: int
@@ -48,14 +66,17 @@ class DecodeResult:
     depths: list[int] = field(default_factory=list)
     fates: list[Fate] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
+    rejected: list[Rejection] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     controller_seconds: float = 0.0
+    idle_head_seconds: float = 0.0
     layer_passes: int = 0
     sequential_layers: int = 0
     head_calls: int = 0
     decisions: int = 0
     untimed_tokens: int = 1
+    near_ties: int = 0
 
     @property
     def drafted(self) -> int:
@@ -74,13 +95,13 @@ class DecodeResult:
         self.fates.append(fate)
 
 
-def check_request(model: LayeredModel, prompt: list[int], max_new_tokens: int) -> int:
+def check_request(model: LayeredModel, prompt: Sequence[int], max_new_tokens: int) -> int:
     """The token budget of a request: `max_new_tokens`, or less where the context ends.
 
     Raises:
         InputError: an empty prompt, one that fills the context, or max_new_tokens below 0.
     """
-    if not prompt:
+    if not len(prompt):
         raise InputError("the prompt has no tokens; at least one is needed")
     if max_new_tokens < 0:
         raise InputError(f"max_new_tokens must be at least 0, not {max_new_tokens}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
 
 import numpy as np
 import torch
 
+from sde_gym.decoding.features import check_features
 from sde_gym.decoding.result import DecodeResult, Round, check_request
-from sde_gym.decoding.round import TextDecoder, check_features
+from sde_gym.decoding.round import TextDecoder, TokenRules
 from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.controller import Controller, RoundOutcome, View, feature_settings
 from sde_gym.settings import DEFAULT_MAX_DRAFT
@@ -20,7 +22,7 @@ _LANE = np.zeros(1, np.int64)
 @torch.inference_mode()
 def speculative(
     model: LayeredModel,
-    prompt: list[int],
+    prompt: Sequence_[int],
     controller: Controller,
     depths: Sequence_[int],
     max_new_tokens: int,
@@ -29,8 +31,11 @@ def speculative(
     k: int | None = None,
     window: int | None = None,
     text: int = 0,
+    rules: TokenRules | None = None,
+    on_tokens: Callable[[list[int]], None] | None = None,
+    count_near_ties: bool = False,
 ) -> DecodeResult:
-    """Greedy self-speculative decoding of one prompt.
+    """Self-speculative decoding of one prompt.
 
     Args:
         model: any `LayeredModel`.
@@ -43,9 +48,13 @@ def speculative(
             for, else 5.
         window: tokens averaged by the `trace` feature; None likewise, else 8.
         text: number of the text, for controllers that draw random numbers.
+        rules: how tokens are chosen, and what ends the text; None = the most probable one.
+        on_tokens: given the tokens of each emission as soon as they are certain, token 0 first. What it
+            raises ends the decoding and passes through; nothing of the model is left changed.
+        count_near_ties: fill `near_ties`.
 
     Returns:
-        Tokens equal to `autoregressive`'s in float32.
+        Tokens equal to `autoregressive`'s in float32; with sampling `rules`, distributed like its.
     """
     k, window = feature_settings(controller, k, window)
     check_features(model, controller.observation, max_draft, k, window)
@@ -57,19 +66,31 @@ def speculative(
         return DecodeResult(model.num_layers)
     started = time.perf_counter()
     decoder = TextDecoder(
-        model, candidates, budget, controller.observation, max_draft=max_draft, k=k, window=window
-    )
+        model, candidates, budget, controller.observation, max_draft=max_draft, k=k, window=window,
+        every_token=getattr(controller, "walks_every_token", False),
+        shadows=getattr(controller, "shadows", False), rules=rules, count_near_ties=count_near_ties,
+    )  # fmt: skip
     result = decoder.result
     decoder.prefill(prompt)
     result.prefill_seconds = time.perf_counter() - started
+    if on_tokens is not None:
+        on_tokens(result.tokens[:1])
     started = time.perf_counter()
     number = np.array([text], np.int64)
     while not decoder.finished:
+        known = len(result.tokens)
         ended = _round(decoder, controller, number)
-        drafted = np.array([ended.drafted])
         controller.feedback(
-            RoundOutcome(_LANE, np.array([decoder.index]), drafted, np.array([ended.accepted]))
+            RoundOutcome(
+                _LANE,
+                np.array([decoder.index]),
+                np.array([ended.drafted]),
+                np.array([ended.accepted]),
+                None if decoder.shadow is None else [decoder.shadow],
+            )
         )
+        if on_tokens is not None:
+            on_tokens(result.tokens[known:])
     result.decode_seconds = time.perf_counter() - started
     return result
 

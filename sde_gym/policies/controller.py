@@ -54,6 +54,22 @@ class View:
 
 
 @dataclass
+class Shadow:
+    """What every candidate depth says at the positions that one round emitted, r of them.
+
+    The hidden states there have been computed anyway, up to L; a controller with `shadows` pays for
+    the heads (DEL, Zarch et al. 2025, calls these the shadow tokens).
+
+    Attributes:
+        right: bool (r, m), whether the head's best token is the one emitted.
+        probability: float32 (r, m), of the head's best token, over the head's vocabulary.
+    """
+
+    right: NDArray[np.bool_]
+    probability: NDArray[np.float32]
+
+
+@dataclass
 class RoundOutcome:
     """What became of the rounds that ended in n lanes.
 
@@ -63,12 +79,14 @@ class RoundOutcome:
             walk went on to the last layer and nothing was drafted.
         drafted: int64 (n,), proposals made.
         accepted: int64 (n,), proposals accepted, a prefix of them.
+        shadow: n entries if the controller has `shadows`, else None.
     """
 
     lanes: NDArray[np.int64]
     depth_index: NDArray[np.int64]
     drafted: NDArray[np.int64]
     accepted: NDArray[np.int64]
+    shadow: list[Shadow] | None = None
 
 
 @runtime_checkable
@@ -113,12 +131,21 @@ class BaseController:
     """A controller without state between decisions: the parts most controllers share.
 
     Subclasses set `name` and `observation` and define `act`.
+
+    Attributes:
+        shadows: whether `feedback` is to bring what every depth says at the emitted positions.
+        walks_every_token: whether each token of a round is walked down the depths anew, so that
+            proposals of one round may come from several depths (AdaDecode). The phase then stays
+            SELECT, `View.draft_length` tells how many proposals wait, and CONTINUE at the last depth
+            verifies them all. No trace holds the states of such a round: replay refuses it.
     """
 
     name: str = ""
     observation: tuple[str, ...] = ()
     k: int | None = None
     window: int | None = None
+    shadows: bool = False
+    walks_every_token: bool = False
 
     depths: tuple[int, ...] = ()
     num_layers: int = 0
