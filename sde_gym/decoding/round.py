@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Sequence_
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from sde_gym.decoding.features import TextFeatures
 from sde_gym.decoding.result import NEAR_TIE, DecodeResult, Fate, Rejection, Round
 from sde_gym.models.layered import LayeredModel
-from sde_gym.models.sequence import Sequence
 from sde_gym.policies.controller import Shadow
 from sde_gym.policies.observation import Action, Phase
 
@@ -74,6 +73,26 @@ class TokenRules(Protocol):
 
     def stops(self, ids: list[int]) -> bool:
         """Whether the text ends here; asked after every emitted token, `ids` being prompt and all of them."""
+
+
+class Frontier(Protocol):
+    """What the decoder needs of a `Sequence`: a chain of tokens, each run to some depth."""
+
+    @property
+    def depths(self) -> Sequence_[int]:
+        """Of all tokens."""
+
+    def __len__(self) -> int: ...
+
+    def append(self, tokens: Sequence_[int]) -> Any: ...
+
+    def advance(self, depth: int) -> None: ...
+
+    def hidden(self, depth: int, rows: int = 1) -> torch.Tensor: ...
+
+    def score(self, depth: int, rows: int = 1) -> torch.Tensor: ...
+
+    def rollback(self, length: int) -> None: ...
 
 
 class TextDecoder:
@@ -125,7 +144,7 @@ class TextDecoder:
         drafted: proposals of all finished rounds.
         accepted: accepted ones among them.
         shadow: what every depth says at the tokens of the newest round, if `shadows`.
-        sequence: the depth frontier of the text; may be put in place before `prefill`.
+        sequence: the depth frontier of the text, put in place by `prefill` unless it is there.
     """
 
     def __init__(
@@ -150,7 +169,7 @@ class TextDecoder:
         self.pending = 0
         self.drafted = self.accepted = 0
         self.shadow: Shadow | None = None
-        self.sequence: Sequence | None = None
+        self.sequence: Frontier | None = None
         self._eos = model.eos_token_ids if rules is None else rules.eos_token_ids
         self._stopped = False
         self._near_ties = count_near_ties
@@ -229,17 +248,15 @@ class TextDecoder:
         depth = self.depths[self.index]
         self.reach(depth)
         started = time.perf_counter()
-        self.take(self.sequence.hidden(depth))
+        states = self.model.heads.states(self.sequence.hidden(depth), depth)
+        self.take(states, self.model.heads.project(states, depth))
         self._head_seconds = time.perf_counter() - started
 
-    def take(self, states: torch.Tensor) -> None:
-        """Compute the exit head, given the newest token's states at the decision's depth, (1, hidden)."""
-        depth, heads = self.depths[self.index], self.model.heads
+    def take(self, states: torch.Tensor, logits: torch.Tensor) -> None:
+        """What the exit head sees at the decision's depth, (1, hidden), and says, float32 (1, C)."""
         self.result.head_calls += 1
-        normalised = heads.states(states, depth)
-        if self.features.probe is not None:
-            self.features.states = normalised
-        self._logits = heads.project(normalised, depth)
+        self.features.states = states
+        self._logits = logits
 
     def observation(self) -> NDArray[np.float32]:
         """What is seen at this decision, float32 (1, f); what needs a head is 0 unless it was read."""

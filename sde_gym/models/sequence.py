@@ -8,6 +8,7 @@ advances all of them to L in one pass, so that no layer runs twice for a token.
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequence_
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -170,6 +171,42 @@ class Sequence:
         self._chain_length = min(self._chain_length, length)
         if self._chain_length == length:
             self._ancestry = self._position_table = None
+
+    @torch.inference_mode()
+    def keep(self, slots: Sequence_[int]) -> None:
+        """Forget all slots but these, and number them anew, 0.., in the order they had.
+
+        Raises:
+            InputError: slots that are unknown, not rising, or whose parents are not among them.
+        """
+        self._check_slots(slots)
+        new = {old: number for number, old in enumerate(slots)}
+        if any(b <= a for a, b in pairwise(slots)):
+            raise InputError("slots to keep must be rising")
+        orphans = [s for s in slots if self.parents[s] >= 0 and self.parents[s] not in new]
+        if orphans:
+            raise InputError(
+                f"slot {orphans[0]} cannot be kept without its parent {self.parents[orphans[0]]}"
+            )
+        count = len(slots)
+        index = torch.tensor(list(slots), dtype=torch.int64, device=self.model.device)
+        self._cache.keep(index)
+        self._hidden[:count] = self._hidden[index]
+        self.tokens = [self.tokens[s] for s in slots]
+        self.positions = [self.positions[s] for s in slots]
+        self.depths = [self.depths[s] for s in slots]
+        self.parents = [new[self.parents[s]] if self.parents[s] >= 0 else -1 for s in slots]
+        chain = 0
+        while chain < count and self.parents[chain] == chain - 1:
+            chain += 1
+        self._chain_length = chain
+        self._settled = 0
+        if self._ancestry is not None and self._position_table is not None:
+            if chain == count:
+                self._ancestry = self._position_table = None
+            else:
+                self._ancestry[:count, :count] = self._ancestry[index][:, index]
+                self._position_table[:count] = self._position_table[index]
 
     def _check_slots(self, slots: Sequence_[int]) -> None:
         if len(slots) and not 0 <= min(slots) <= max(slots) < len(self.tokens):

@@ -39,6 +39,13 @@ class SlotCache:
                 buffers[layer] = new
         self.capacity = capacity
 
+    def keep(self, slots: Tensor) -> None:
+        """Move these slots, int64 (n,), to the places 0..n-1; what else there was is forgotten."""
+        count = len(slots)
+        for buffers in (self.keys, self.values):
+            for stored in buffers:
+                stored[:, :count] = stored[:, slots]
+
 
 @dataclass(slots=True)
 class Rows:
