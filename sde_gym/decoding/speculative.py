@@ -80,6 +80,7 @@ def speculative(
     while not decoder.finished:
         known = len(result.tokens)
         ended = _round(decoder, controller, number)
+        fed_back = time.perf_counter()
         controller.feedback(
             RoundOutcome(
                 _LANE,
@@ -89,6 +90,7 @@ def speculative(
                 None if decoder.shadow is None else [decoder.shadow],
             )
         )
+        result.controller_seconds += time.perf_counter() - fed_back
         if on_tokens is not None:
             on_tokens(result.tokens[known:])
     result.decode_seconds = time.perf_counter() - started

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from sde_gym.envs.arguments import indices
 from sde_gym.envs.engine import COUNTERS, ReplayEngine
+from sde_gym.envs.shadow import check_replayable, ended_rounds, shadow_costs, wants_shadows
 from sde_gym.errors import InputError
 from sde_gym.models.cost import CostModel
-from sde_gym.policies.controller import Controller, RoundOutcome, feature_settings
+from sde_gym.policies.controller import Controller, feature_settings
 from sde_gym.policies.observation import HEAD_FEATURES, Action, Phase
 from sde_gym.traces import TraceSet
 
@@ -40,11 +41,13 @@ class RunResult:
         decisions: actions taken.
         layer_passes: layers times tokens.
         sequential_layers: layers run one after the other.
-        head_calls: exit heads that were read or proposed from, plus one final head a round.
+        head_calls: exit heads that were read or proposed from, plus one final head a round, and m more
+            for the shadow tokens of a controller that asks for them.
         exits: int64 (n, m + 1), rounds that ended at each depth, the last column those without a
             proposal.
         cost: float64 (n,), of all steps, in the cost model's unit. Heads are charged where the
-            controller reads them or proposes from them.
+            controller reads them or proposes from them, and at every depth for its shadow tokens. The
+            latter are no part of a step, so no reward charges them.
         cost_model: what the parts cost.
     """
 
@@ -126,8 +129,9 @@ def run_controller(
 
     Raises:
         InputError: no text, a text that there is not, a setting out of range, or a controller
-            that does not fit.
+            that does not fit or cannot be replayed.
     """
+    check_replayable(controller)
     settings["k"], settings["window"] = feature_settings(
         controller, settings.get("k"), settings.get("window")
     )
@@ -143,6 +147,8 @@ def run_controller(
     )
 
     hidden = hidden_columns(controller.observation, reads)
+    shadows = wants_shadows(controller)
+    shadow_cost = shadow_costs(engine.cost, m)
 
     lanes = np.arange(chosen.size, dtype=np.int64)
     returns, cost = np.zeros(chosen.size), np.zeros(chosen.size)
@@ -158,16 +164,15 @@ def run_controller(
         returns[lanes] += reward
         cost[lanes] += engine.step_costs(outcome)
         heads[lanes] += reads[outcome.phase, outcome.depth_index] | (actions == Action.EXIT)
-        ended = np.flatnonzero(outcome.ended)
-        if ended.size:
-            index = np.where(outcome.drafted[ended] > 0, outcome.depth_index[ended], m)
-            exits[lanes[ended], index] += 1
-            controller.feedback(
-                RoundOutcome(lanes[ended], index, outcome.drafted[ended], outcome.round_accepted[ended])
-            )
+        told = ended_rounds(engine, lanes, outcome, shadows)
+        if told is not None:
+            exits[told.lanes, told.depth_index] += 1
+            if shadows:
+                cost[lanes] += shadow_cost[outcome.emitted]
+            controller.feedback(told)
         lanes, observation = lanes[~terminated], observation[~terminated]
     counters = engine.counters()
-    counters["head_calls"] = heads + counters["rounds"]
+    counters["head_calls"] = heads + counters["rounds"] * (1 + m * shadows)
     return RunResult(
         controller=controller.name,
         depths=engine.depths,

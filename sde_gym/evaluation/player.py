@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.run import heads_read, hidden_columns
+from sde_gym.envs.shadow import check_replayable, ended_rounds, wants_shadows
 from sde_gym.errors import InputError
 from sde_gym.offline.behaviours import Behaviour
 from sde_gym.policies.ablation import keeps_state
@@ -50,6 +51,7 @@ class SampledBehaviour(BaseController):
         self.observation = behaviour.observation
         self.k = getattr(behaviour, "k", None)
         self.window = getattr(behaviour, "window", None)
+        self.shadows = wants_shadows(behaviour)
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
         """The behaviour's own check."""
@@ -119,12 +121,13 @@ class Player:
         observation: float32 (n, f), the newest of each lane.
 
     Raises:
-        InputError: a setting out of range, or a controller that does not fit.
+        InputError: a setting out of range, or a controller that does not fit or cannot be replayed.
     """
 
     def __init__(
         self, traces: TraceSet, controller: Controller, lanes: int, settings: Mapping[str, Any]
     ) -> None:
+        check_replayable(controller)
         k, window = feature_settings(controller, settings.get("k"), settings.get("window"))
         settings = {**settings, "k": k, "window": window}
         probe = ReplayEngine(traces, **{**settings, "observation": (), "reads": False})
@@ -137,6 +140,7 @@ class Player:
         self._hidden = hidden_columns(controller.observation, reads)
         self._any_hidden = bool(self._hidden.any())
         self._stateful = keeps_state(controller)
+        self._shadows = wants_shadows(controller)
 
     def begin(self, lanes: NDArray[np.int64], texts: NDArray[np.int64]) -> None:
         """Start these texts, int64 (n,), in distinct lanes; where one is negative, go on in the lane's text.
@@ -167,12 +171,9 @@ class Player:
         if self._stateful:
             observation, reward, terminated, outcome = engine.step(actions, lanes)
             self.observation[lanes] = observation
-            ended = np.flatnonzero(outcome.ended)
-            if ended.size:
-                drafted = outcome.drafted[ended]
-                index = np.where(drafted > 0, outcome.depth_index[ended], len(engine.depths))
-                accepted = outcome.round_accepted[ended]
-                self.controller.feedback(RoundOutcome(lanes[ended], index, drafted, accepted))
+            told = ended_rounds(engine, lanes, outcome, self._shadows)
+            if told is not None:
+                self.controller.feedback(told)
             return reward, terminated
         # Nobody has to be told what happened, so the fast way of stepping will do.
         every, skip = np.zeros(engine.lanes, dtype=np.int64), np.ones(engine.lanes, dtype=bool)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sde_gym.envs.run import heads_read, hidden_columns
+from sde_gym.envs.shadow import check_replayable
 from sde_gym.errors import InputError
 from sde_gym.evaluation.player import Policy, is_stochastic
 from sde_gym.offline.behaviours import EpsilonGreedy, StepMixture, select
@@ -48,6 +49,7 @@ class Target:
                 with another `k` or `window`, or that does not fit depths, layers or draft cap; a controller
                 that draws its actions, but for a `RandomController`, whose probabilities are known.
         """
+        check_replayable(policy)
         check_memoryless(policy)
         known = not isinstance(policy, Controller) or isinstance(policy, RandomController)
         if not known and is_stochastic(policy):

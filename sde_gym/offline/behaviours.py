@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sde_gym.envs.run import heads_read, hidden_columns
+from sde_gym.envs.shadow import check_replayable, wants_shadows
 from sde_gym.errors import InputError
 from sde_gym.policies.ablation import draws
 from sde_gym.policies.controller import Controller, RoundOutcome, View
@@ -37,6 +38,8 @@ class Behaviour(Protocol):
         observation: the features that it reads, in order; may be empty.
         k: tokens that its feature `confidence` averages; None = no opinion.
         window: tokens that its feature `trace` averages; None = no opinion.
+
+    One that has an attribute `shadows`, and it is True, is told what every depth said, see `RoundOutcome`.
     """
 
     name: str
@@ -113,8 +116,9 @@ class EpsilonGreedy:
             asked: phases in which it will be asked: there the controller must not draw its actions.
 
         Raises:
-            InputError: epsilon outside [0, 1], or a controller that draws.
+            InputError: epsilon outside [0, 1], or a controller that draws or cannot be replayed.
         """
+        check_replayable(controller)
         if any(draws(controller, phase) for phase in asked):
             raise InputError(
                 f"controller: {controller.name!r} draws its actions, so their propensities are unknown; give "
@@ -128,6 +132,7 @@ class EpsilonGreedy:
         self.observation = controller.observation
         self.k: int | None = getattr(controller, "k", None)
         self.window: int | None = getattr(controller, "window", None)
+        self.shadows = wants_shadows(controller)
         self._hidden: NDArray[np.bool_] | None = None  # (2, m, f), None where nothing is hidden
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
@@ -203,6 +208,9 @@ class _Mixture:
         features = (name for component in components for name in component.observation)
         self.observation: tuple[str, ...] = tuple(dict.fromkeys(features))
         self.k, self.window = self._agreed("k"), self._agreed("window")
+        self.shadows = any(wants_shadows(component) for component in components)
+        for component in components:
+            check_replayable(component)
 
     def _agreed(self, setting: str) -> int | None:
         """What all components that have an opinion on `k` or `window` say."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sde_gym.envs.arguments import choice
 from sde_gym.envs.engine import ReplayEngine
-from sde_gym.envs.rewards import StepOutcome
+from sde_gym.envs.shadow import check_replayable, ended_rounds, some_rounds, wants_shadows
 from sde_gym.errors import InputError
 from sde_gym.offline.behaviours import Behaviour, EpisodeMixture, select
 from sde_gym.offline.transitions import Transitions
@@ -63,7 +63,7 @@ def collect(
 
     Texts are played in shuffled passes: none a second time before all were played once, nor twice in a
     row where there are two. Where a reward charges heads, those are charged that the logged features need,
-    whatever the behaviour reads besides.
+    whatever the behaviour reads besides or learns from shadow tokens.
 
     Args:
         traces: recorded texts; those of fewer than two tokens are left out.
@@ -88,9 +88,10 @@ def collect(
         The transitions, ordered by episode and step.
 
     Raises:
-        InputError: no episode, no playable text, a reward without a name, or what `ReplayEngine` and the
-            behaviour refuse.
+        InputError: no episode, no playable text, a reward without a name, a behaviour that cannot be
+            replayed, or what `ReplayEngine` and the behaviour refuse.
     """
+    check_replayable(behaviour)
     if episodes < 1:
         raise InputError(f"episodes is {episodes}; it must be at least 1")
     if seed < 0:
@@ -191,7 +192,9 @@ def _play(
         }
         for name, value in record.items():
             log.setdefault(name, []).append(value)
-        cast.feedback(running, play, outcome, len(engine.depths))
+        told = ended_rounds(engine, running, outcome, cast.shadows)
+        if told is not None:
+            cast.feedback(told, play[outcome.ended])
         rows = following
         done = np.flatnonzero(terminated)
         if not len(done):
@@ -267,6 +270,7 @@ class _Cast:
         else:
             self.members = (behaviour,)
         self._columns = [[seen.index(name) for name in member.observation] for member in self.members]
+        self.shadows = any(wants_shadows(member) for member in self.members)
 
     def _split(self, play: NDArray[np.int64]) -> Iterable[tuple[int, NDArray[np.int64]]]:
         """Members with the positions at which they act."""
@@ -285,21 +289,9 @@ class _Cast:
             probability[at] = self.members[member].exit_probability(shown)
         return probability
 
-    def feedback(
-        self, lanes: NDArray[np.int64], play: NDArray[np.int64], outcome: StepOutcome, num_depths: int
-    ) -> None:
-        ended = np.flatnonzero(outcome.ended)
-        depth_index = np.where(outcome.drafted > 0, outcome.depth_index, num_depths)
-        for member, at in self._split(play[ended]):
-            rows = ended[at]
-            self.members[member].feedback(
-                RoundOutcome(
-                    lanes=lanes[rows],
-                    depth_index=depth_index[rows],
-                    drafted=outcome.drafted[rows],
-                    accepted=outcome.round_accepted[rows],
-                )
-            )
+    def feedback(self, told: RoundOutcome, play: NDArray[np.int64]) -> None:
+        for member, at in self._split(play):
+            self.members[member].feedback(some_rounds(told, at))
 
 
 def _texts(playable: NDArray[np.int64], plays: int, seed: int) -> NDArray[np.int64]:

@@ -47,6 +47,8 @@ class _OnePhase(BaseController):
         self.observation = controller.observation
         self.k = getattr(controller, "k", None)
         self.window = getattr(controller, "window", None)
+        self.shadows = getattr(controller, "shadows", False)
+        self.walks_every_token = getattr(controller, "walks_every_token", False)
         self.stateful = keeps_state(controller)
         self.stochastic = draws(controller, self.decides)
 

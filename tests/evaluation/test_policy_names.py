@@ -11,8 +11,12 @@ from typer.testing import CliRunner
 
 from sde_gym.errors import InputError
 from sde_gym.evaluation.exact_q import exact_q
-from sde_gym.evaluation.policy_names import describe_policy, named_policy
+from sde_gym.evaluation.policy_names import FORMS, describe_policy, named_policy
+from sde_gym.policies.adadecode import AdaDecodeController
+from sde_gym.policies.draft_verify import DraftVerifyController
+from sde_gym.policies.dynamic_exit_layer import DELController
 from sde_gym.policies.files import save_policy
+from sde_gym.policies.lite import CALMController, LITEController
 from sde_gym.policies.qnetwork import QController, QNetwork
 from sde_gym.policies.rules import StaticController, ThresholdController
 from sde_gym.traces import TraceSet
@@ -59,6 +63,42 @@ def test_names_are_rules_or_files(policy_file: Path) -> None:
         named_policy("threshold:2")
 
 
+def test_the_selection_methods_have_names(toy_traces: TraceSet, toy_folder: Path) -> None:
+    draft_verify = named_policy("draft_verify:4")
+    assert isinstance(draft_verify, DraftVerifyController)
+    assert (draft_verify.exit_depth, draft_verify.threshold) == (4, 0.8)
+    calm = named_policy("calm:0.7,64")
+    assert isinstance(calm, CALMController)
+    assert (calm.threshold, calm.max_new_tokens) == (0.7, 64)
+    assert isinstance(named_policy("del"), DELController)
+    adadecode = named_policy("adadecode:0.8")
+    assert isinstance(adadecode, AdaDecodeController)
+    assert adadecode.gamma == 0.8
+    lite = named_policy(f"lite:{toy_folder}@0.8")
+    assert isinstance(lite, LITEController)
+    assert lite.by_depth == LITEController.calibrated(toy_traces, 0.8).by_depth
+    described = describe_policy(lite)
+    assert (described["kind"], described["name"]) == ("other", "lite(0.8)")
+    for name in ("draft_verify:", "draft_verify:4.5", "calm:0.7", "lite:0.8", "lite:@0.8", "del:", "del:3",
+                 "lite:x@y", "adadecode", "adadecode:high"):  # fmt: skip
+        with pytest.raises(InputError, match="is no policy file and none of the forms"):
+            named_policy(name)
+    for name, message in (
+        ("calm:0.7,0", "max_new_tokens: 0 is not"),
+        ("adadecode:7", "gamma: 7.0 is not a number in"),
+        ("lite:no/such/set@0.8", "'no/such/set' is neither a folder nor a shipped trace set"),
+        (f"lite:{toy_folder}@8", "target_acceptance: 8.0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            named_policy(name)
+
+
+def test_every_form_is_a_name(toy_folder: Path, policy_file: Path) -> None:
+    for form in FORMS:
+        name = form.replace("TRACES", str(toy_folder)).replace("PATH", str(policy_file))
+        assert named_policy(name).name
+
+
 @pytest.mark.parametrize("gamma", [None, 0.9])
 def test_exact_values_are_stored_with_the_data(
     toy_traces: TraceSet, toy_folder: Path, gamma: float | None
@@ -102,6 +142,7 @@ def test_without_it_nothing_is_stored(toy_folder: Path) -> None:
         (("--gamma", "0.9"), "--gamma is the discount of --q-true"),
         (("--q-true", "static:3,4", "--gamma", "0"), "gamma is 0.0; it must be in (0, 1]"),
         (("--q-true", "static:5,4"), "exit_depth: 5 is not one of the depths"),
+        (("--q-true", "adadecode:0.8"), "'adadecode(0.8)' walks every token of a round"),
         (("--q-true", "uniform"), "'uniform' is no policy file and none of the forms"),
     ],
 )
