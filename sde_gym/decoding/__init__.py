@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from sde_gym.decoding.autoregressive import autoregressive
-from sde_gym.decoding.result import DecodeResult, Round
+from sde_gym.decoding.batch import speculative_batch
+from sde_gym.decoding.generate import generate
+from sde_gym.decoding.huggingface import huggingface
+from sde_gym.decoding.result import DecodeResult, Rejection, Round
 from sde_gym.decoding.speculative import speculative
 
-__all__ = ["DecodeResult", "Round", "autoregressive", "speculative"]
+__all__ = [
+    "DecodeResult",
+    "Rejection",
+    "Round",
+    "autoregressive",
+    "generate",
+    "huggingface",
+    "speculative",
+    "speculative_batch",
+]
