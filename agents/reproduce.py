@@ -362,12 +362,12 @@ def pictures(out: Path, done: Sequence[Mapping[str, Any]]) -> None:
     if not runs:
         return
     counts = sorted({entry["job"]["episodes"] for entry in runs})
-    figure = Figure(figsize=(9, 2.9), dpi=150, layout="constrained")
+    figure = Figure(figsize=(12, 2.9), dpi=150, layout="constrained")
     panels = (
-        ("speedup", "simulated speed-up"), ("acceptance_rate", "acceptance rate"),
-        ("mean_exit_depth", "mean exit depth"),
+        ("return", "return of a text"), ("speedup", "simulated speed-up"),
+        ("acceptance_rate", "acceptance rate"), ("mean_exit_depth", "mean exit depth"),
     )  # fmt: skip
-    for axes, (name, label) in zip(figure.subplots(1, 3), panels, strict=True):
+    for axes, (name, label) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         values = [[run["test"][name] for run in runs if run["job"]["episodes"] == count] for count in counts]
         for count, some in zip(counts, values, strict=True):
             axes.plot([count] * len(some), some, ".", color="#98a3b3", markersize=5)
