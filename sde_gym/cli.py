@@ -79,6 +79,34 @@ def demo(
     console.print(f"{out / 'report.html'}: the report; {out / 'results.json'}: the figures", soft_wrap=True)
 
 
+@settings_command(app, "tune", "sde_gym.evaluation.tuning:TuneSettings")
+def tune(
+    settings: Any,
+    out: Annotated[Path, typer.Option(help="Folder for all that is made; a stopped run goes on there.")],
+) -> None:
+    """A checkpoint's first use: record it, find its best static setting, train a policy for it."""
+    from sde_gym.evaluation.tuning import RESULT_FILE, prepare, tune, usage
+    from sde_gym.evaluation.tuning_time import estimate
+
+    console = Console(highlight=False)
+    prepared = prepare(settings)
+    expected = estimate(prepared, out)
+    for line in expected.lines():
+        console.print(line, soft_wrap=True)
+    with progress_bars() as advance:
+        results = tune(prepared, out, advance, expected)
+    table = Table("method", "texts", "simulated speed-up", "accepted", "mean depth", "mean draft")
+    for row in results["rows"]:
+        table.add_row(
+            row["method"], row["part"], f"{row['simulated_speedup']:.2f}x", f"{row['acceptance_rate']:.1%}",
+            f"{row['mean_exit_depth']:.1f}", f"{row['mean_draft_length']:.1f}",
+        )  # fmt: skip
+    console.print(table)
+    for line in usage(settings, results, out):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(f"{out / RESULT_FILE}: the figures", soft_wrap=True)
+
+
 @settings_command(app, "train-lm", "sde_gym.models.lm_training:LMTrainingSettings")
 def train_lm(
     settings: Any,
@@ -269,6 +297,55 @@ def calibrate(
     console.print(f"{out}: the cost model of {loaded.name}", soft_wrap=True)
 
 
+@app.command("search-skips")
+def search_skips(
+    out: Annotated[
+        Path, typer.Option(help="JSON file for the skip set; a stopped search goes on from OUT.trials.jsonl.")
+    ],
+    model: Model = "stdlib-20m",
+    prompts: PromptSet = "stdlib:train",
+    evaluations: Annotated[int, typer.Option(min=1, help="Skip sets tried, earlier runs included.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="Use only the first N prompts.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt.")] = DEFAULT_NEW_TOKENS,
+    max_draft: Annotated[int, typer.Option(min=1, help="Longest draft.")] = DEFAULT_MAX_DRAFT,
+    cost: Annotated[
+        str, typer.Option(help="'unit' counts layers; or a file of `sde-gym calibrate`.")
+    ] = "unit",
+    seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
+    dtype: DType = "float32",
+    device: Device = "cpu",
+    threads: Threads = None,
+) -> None:
+    """Search the attention and MLP sublayers that a draft should skip (Draft & Verify)."""
+    from sde_gym.evaluation.skip_search import search_skips
+    from sde_gym.models.loading import load_model
+    from sde_gym.prompts import load_prompts
+
+    chosen = load_prompts(prompts)[:limit]
+    _use_threads(threads)
+    loaded = load_model(model, dtype, device)
+    with progress_bars() as advance:
+        advance("search", 0, evaluations)
+        best, trials = search_skips(
+            loaded,
+            [loaded.encode(prompt.text) for prompt in chosen],
+            evaluations,
+            out,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            max_draft=max_draft,
+            cost=cost,
+            progress=lambda done, total, speedup: advance("search", done, total, f"best {speedup:.2f}x"),
+        )
+    Console(highlight=False).print(
+        f"{out}: best of {len(trials)} skip sets leaves out {len(best.skip.attention)} attentions and "
+        f"{len(best.skip.mlp)} MLPs of {loaded.num_layers} layers; computed speed-up "
+        f"{best.score.speedup:.2f}x in drafts of {best.score.draft_length}, "
+        f"{best.score.acceptance_rate:.1%} accepted",
+        soft_wrap=True,
+    )
+
+
 @app.command()
 def collect(
     out: Annotated[
@@ -322,6 +399,7 @@ def collect(
 ) -> None:
     """Play recorded texts by a behaviour policy and log every decision with its propensity."""
     from sde_gym.envs.arguments import candidate_depths
+    from sde_gym.envs.shadow import check_replayable
     from sde_gym.evaluation.exact_q import exact_q
     from sde_gym.evaluation.policy_names import describe_policy, named_policy, with_q_true
     from sde_gym.offline.behaviour_names import parse_behaviour
@@ -348,7 +426,8 @@ def collect(
     policy = parse_behaviour(behaviour, offered, max_draft)
     target = None if q_true is None else named_policy(q_true)
     if target is not None:
-        target.bind(offered, recorded.num_layers, max_draft)  # refused before anything is collected
+        check_replayable(target)  # refused before anything is collected
+        target.bind(offered, recorded.num_layers, max_draft)
     truth = None
     with progress_bars() as advance:
         transitions = collect(
@@ -676,6 +755,27 @@ def bench_train(
         console.print(f"{json}: every run", soft_wrap=True)
 
 
+@settings_command(bench_app, "exact", "sde_gym.evaluation.decode_settings:DecodeSettings")
+def bench_exact(
+    settings: Any,
+    out: Annotated[
+        Path, typer.Option(help="Folder for all that is made; a stopped run goes on there.")
+    ] = Path("runs/bench-exact"),
+    batch: Annotated[int, typer.Option(min=1, help="Texts decoded at once.")] = 8,
+) -> None:
+    """Compare every method's greedy texts with plain decoding's, over many prompts."""
+    from sde_gym.evaluation.bench_exact import EXACT_FILE, bench_exact, table
+
+    with progress_bars() as advance:
+        results = bench_exact(settings, out, batch, advance)
+    console = Console(highlight=False)
+    console.print(table(results), soft_wrap=True, markup=False)
+    console.print(f"{out / EXACT_FILE}: texts, and where they part", soft_wrap=True)
+    wrong = [row["method"] for row in results["rows"] if row["different"] > row["at_near_ties"]]
+    if wrong:
+        raise InputError(f"{', '.join(wrong)}: a text parts from plain decoding's where no near-tie is")
+
+
 @bench_app.command("record")
 def bench_record(
     model: Model = "stdlib-20m",
@@ -714,6 +814,34 @@ def bench_record(
     if json is not None:
         found.save(json)
         console.print(f"{json}: every measurement", soft_wrap=True)
+
+
+@settings_command(bench_app, "decode", "sde_gym.evaluation.decode_settings:DecodeSettings")
+def bench_decode(
+    settings: Any,
+    out: Annotated[
+        Path, typer.Option(help="Folder for all that is made; a stopped run goes on there.")
+    ] = Path("runs/bench-decode"),
+    json: Annotated[Path | None, typer.Option(help="JSON file for tables and facts, besides `out`.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for the speed-ups, besides `out`.")] = None,
+) -> None:
+    """Measure every decoding method side by side, on prompts that nothing was tuned or trained on."""
+    from sde_gym.evaluation.bench_decode import PICTURE_FILE, RESULTS_FILE, TABLE_FILE, bench_decode
+    from sde_gym.evaluation.decode_picture import speedup_picture
+    from sde_gym.files import write_json
+
+    with progress_bars() as advance:
+        results = bench_decode(settings, out, advance)
+    console = Console(highlight=False)
+    console.print((out / TABLE_FILE).read_text(encoding="utf-8"), soft_wrap=True, markup=False)
+    if json is not None:
+        write_json(json, results)
+    if plot is not None:
+        speedup_picture(results, plot)
+    console.print(
+        f"{json or out / RESULTS_FILE}: the figures; {plot or out / PICTURE_FILE}: the picture",
+        soft_wrap=True,
+    )
 
 
 def _use_threads(threads: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Self-speculative decoding with a draft that skips sublayers: Draft & Verify (Zhang et al. 2024).
+"""Self-speculative decoding with a draft that skips sublayers: Draft & Verify (Zhang et al. 2023).
 
 The draft is the whole stack but for the sublayers of a `SkipSet`, scored by the final norm and the full
 head. To the controller it looks like the only candidate depth: the number of layers that cost about
@@ -22,6 +22,7 @@ from sde_gym.decoding.round import TextDecoder, TokenRules
 from sde_gym.decoding.speculative import _round
 from sde_gym.errors import InputError
 from sde_gym.models.layered import LayeredModel
+from sde_gym.models.sequence import Sequence
 from sde_gym.models.skipping import SkippedStack, SkipSet
 from sde_gym.policies.controller import Controller, RoundOutcome, feature_settings
 from sde_gym.settings import DEFAULT_MAX_DRAFT
@@ -58,9 +59,9 @@ def skipping(
         k, window, text, rules, on_tokens, count_near_ties: as for `speculative`.
 
     Returns:
-        Tokens equal to `autoregressive`'s in float32; with sampling `rules`, distributed like its. A token's
-        depth, and a round's, is the depth bound. A draft pass is counted as half a layer for each sublayer that
-        it runs, their sum rounded up.
+        Tokens equal to `autoregressive`'s in float32; with sampling `rules`, distributed like its. The depth
+        of a draft, and of its round, is the depth bound. Draft passes are counted as half a layer for
+        each sublayer that they run, the sum of all rounded up.
 
     Raises:
         InputError: a skip set that does not fit the model, or a controller that needs several depths or the
@@ -69,7 +70,7 @@ def skipping(
     k, window = feature_settings(controller, k, window)
     _check_controller(controller)
     check_features(model, controller.observation, max_draft, k, window)
-    decoder_stack = SkippedStack(model, skip)
+    stack = SkippedStack(model, skip)
     depth = skip.depth(model.num_layers)
     budget = check_request(model, prompt, max_new_tokens)
     controller.bind((depth,), model.num_layers, max_draft)
@@ -78,7 +79,7 @@ def skipping(
         return DecodeResult(model.num_layers)
     started = time.perf_counter()
     decoder = SkippingDecoder(
-        decoder_stack, budget, controller.observation, max_draft=max_draft, k=k, window=window,
+        stack, budget, controller.observation, max_draft=max_draft, k=k, window=window,
         rules=rules, count_near_ties=count_near_ties,
     )  # fmt: skip
     result = decoder.result
@@ -111,8 +112,8 @@ class SkippingDecoder(TextDecoder):
     """
 
     def __init__(
-        self, stack: SkippedStack, budget: int, names: tuple[str, ...], *, max_draft: int, k: int, window: int,
-        rules: TokenRules | None = None, count_near_ties: bool = False,
+        self, stack: SkippedStack, budget: int, names: tuple[str, ...], *, max_draft: int, k: int,
+        window: int, rules: TokenRules | None = None, count_near_ties: bool = False,
     ) -> None:  # fmt: skip
         model = stack.model
         super().__init__(
@@ -126,7 +127,7 @@ class SkippingDecoder(TextDecoder):
 
     def score(self) -> None:
         """Run the newest token through the skipped stack and compute the full head."""
-        assert self.sequence is not None
+        assert isinstance(self.sequence, Sequence)
         states = self.stack.newest(self.sequence)
         before, self._sublayers = self._sublayers, self._sublayers + self._kept
         layers = (self._sublayers + 1) // 2 - (before + 1) // 2
@@ -142,8 +143,8 @@ def _check_controller(controller: Controller) -> None:
     """Refuse what one virtual depth cannot serve, by name."""
     if getattr(controller, "walks_every_token", False) or getattr(controller, "shadows", False):
         raise InputError(
-            f"controller: {controller.name!r} compares exit depths, and a draft that skips sublayers has none; "
-            "use speculative(), or a controller that decides on length alone"
+            f"controller: {controller.name!r} compares exit depths, and a draft that skips sublayers has "
+            "none; use speculative(), or a controller that decides on length alone"
         )
     if "probe" in controller.observation:
         raise InputError(

@@ -8,7 +8,8 @@ share one product, gate and up another, and the residual is added inside the pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +65,8 @@ class _Layer(NamedTuple):
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
     window: int | None
+    attends: bool = True  # False: the attention sublayer is left out
+    feeds: bool = True  # False: the MLP sublayer is left out
 
 
 class LeanStack:
@@ -142,6 +145,19 @@ class LeanStack:
         """An empty cache for `capacity` slots."""
         return SlotCache(len(self.layers), self.kv_heads, self.head_width, self.dtype, self.device, capacity)
 
+    def without(self, attention: Collection[int], mlp: Collection[int]) -> LeanStack:
+        """The same stack, weights shared, that leaves out the sublayers of these layers (from 0).
+
+        What is left out of a layer is its residual branch: the states pass unchanged, and a skipped
+        attention stores no keys and values.
+        """
+        skipping = copy.copy(self)
+        skipping.layers = [
+            layer._replace(attends=index not in attention, feeds=index not in mlp)
+            for index, layer in enumerate(self.layers)
+        ]
+        return skipping
+
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """(rows,) token ids -> (rows, hidden_size)."""
         return F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
@@ -162,38 +178,41 @@ class LeanStack:
         heads, kv_heads, width = self.heads, self.kv_heads, self.head_width
         half, grouped = width // 2, heads != kv_heads
         activation = self.activation
-        for index in range(first, stop):
-            layer = self.layers[index]
-            x = layer.norm1(hidden)
-            qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(count, heads + 2 * kv_heads, width)
-            turned = qkv[:, : heads + kv_heads]
-            if layer.query_norm is not None and layer.key_norm is not None:
-                turned = torch.cat(
-                    (layer.query_norm(turned[:, :heads]), layer.key_norm(turned[:, heads:])), 1
+        for index, layer in enumerate(self.layers[first:stop], first):
+            if layer.attends:
+                x = layer.norm1(hidden)
+                qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(count, heads + 2 * kv_heads, width)
+                turned = qkv[:, : heads + kv_heads]
+                if layer.query_norm is not None and layer.key_norm is not None:
+                    turned = torch.cat(
+                        (layer.query_norm(turned[:, :heads]), layer.key_norm(turned[:, heads:])), 1
+                    )
+                swapped = torch.roll(turned, half, -1)
+                turned = torch.addcmul(turned * cos, swapped, sin)
+                keys, values = cache.keys[index], cache.values[index]
+                keys[:, slots] = turned[:, heads:].transpose(0, 1)
+                values[:, slots] = qkv[:, heads + kv_heads :].transpose(0, 1)
+                mask = rows.masks[layer.window]
+                mixed = F.scaled_dot_product_attention(
+                    turned[:, :heads].transpose(0, 1).unsqueeze(0),
+                    keys[:, :total].unsqueeze(0),
+                    values[:, :total].unsqueeze(0),
+                    attn_mask=mask,
+                    is_causal=rows.causal and mask is None and count > 1,
+                    scale=self.scaling,
+                    enable_gqa=grouped,
                 )
-            swapped = torch.roll(turned, half, -1)
-            turned = torch.addcmul(turned * cos, swapped, sin)
-            keys, values = cache.keys[index], cache.values[index]
-            keys[:, slots] = turned[:, heads:].transpose(0, 1)
-            values[:, slots] = qkv[:, heads + kv_heads :].transpose(0, 1)
-            mask = rows.masks[layer.window]
-            mixed = F.scaled_dot_product_attention(
-                turned[:, :heads].transpose(0, 1).unsqueeze(0),
-                keys[:, :total].unsqueeze(0),
-                values[:, :total].unsqueeze(0),
-                attn_mask=mask,
-                is_causal=rows.causal and mask is None and count > 1,
-                scale=self.scaling,
-                enable_gqa=grouped,
-            )
-            hidden = torch.addmm(hidden, mixed[0].transpose(0, 1).reshape(count, heads * width), layer.out)
-            if layer.out_bias is not None:
-                hidden = hidden + layer.out_bias
-            x = F.linear(layer.norm2(hidden), layer.gate_up, layer.gate_up_bias)
-            gate, up = x.chunk(2, -1)
-            hidden = torch.addmm(hidden, activation(gate) * up, layer.down)
-            if layer.down_bias is not None:
-                hidden = hidden + layer.down_bias
+                hidden = torch.addmm(
+                    hidden, mixed[0].transpose(0, 1).reshape(count, heads * width), layer.out
+                )
+                if layer.out_bias is not None:
+                    hidden = hidden + layer.out_bias
+            if layer.feeds:
+                x = F.linear(layer.norm2(hidden), layer.gate_up, layer.gate_up_bias)
+                gate, up = x.chunk(2, -1)
+                hidden = torch.addmm(hidden, activation(gate) * up, layer.down)
+                if layer.down_bias is not None:
+                    hidden = hidden + layer.down_bias
         return hidden
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,10 +40,10 @@ class ModularStack:
     def __init__(self, hf: Any) -> None:
         self.config = hf.config
         self.body = hf.model
-        self.layers = list(hf.model.layers)
+        self.layers: list[Callable[..., Any]] = list(hf.model.layers)
         weight: Tensor = hf.model.embed_tokens.weight
         self.dtype, self.device = weight.dtype, weight.device
-        attention = self.layers[0].self_attn
+        attention = hf.model.layers[0].self_attn
         self.kv_heads = hf.config.num_key_value_heads
         self.head_width = attention.head_dim
         kinds = getattr(hf.config, "layer_types", None) or ["full_attention"] * len(self.layers)
@@ -56,6 +58,15 @@ class ModularStack:
     def new_cache(self, capacity: int) -> SlotCache:
         """An empty cache for `capacity` slots."""
         return SlotCache(len(self.layers), self.kv_heads, self.head_width, self.dtype, self.device, capacity)
+
+    def without(self, attention: Collection[int], mlp: Collection[int]) -> ModularStack:
+        """As `LeanStack.without`."""
+        skipping = copy.copy(self)
+        skipping._view = _CacheView()
+        skipping.layers = [
+            _without(layer, index in attention, index in mlp) for index, layer in enumerate(self.layers)
+        ]
+        return skipping
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """(rows,) token ids -> (rows, hidden_size), scaled as the model scales them."""
@@ -96,3 +107,27 @@ class ModularStack:
             if rows.causal:
                 mask = torch.full_like(mask, -torch.inf).triu_(1)
         return mask.unsqueeze(0).unsqueeze(0)
+
+
+def _without(layer: Any, attention: bool, mlp: bool) -> Callable[..., Any]:
+    """A callable that takes what a layer takes, and leaves out its attention, its MLP or both."""
+    if attention and mlp:
+        return lambda states, **_: states
+    if attention:
+        return partial(_feed, layer)
+    return partial(_attend, layer) if mlp else layer
+
+
+def _attend(layer: Any, states: Tensor, **arguments: Any) -> Tensor:
+    """The first half of a Gemma layer's forward: states plus their attention."""
+    mixed = layer.self_attn(hidden_states=layer.input_layernorm(states), **arguments)[0]
+    if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma 2 and 3 norm both ends of a branch
+        mixed = layer.post_attention_layernorm(mixed)
+    return states + mixed
+
+
+def _feed(layer: Any, states: Tensor, **_: Any) -> Tensor:
+    """The second half: states plus their MLP."""
+    if hasattr(layer, "pre_feedforward_layernorm"):
+        return states + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(states)))
+    return states + layer.mlp(layer.post_attention_layernorm(states))
