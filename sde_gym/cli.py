@@ -79,13 +79,14 @@ def demo(
     console.print(f"{out / 'report.html'}: the report; {out / 'results.json'}: the figures", soft_wrap=True)
 
 
-@settings_command(app, "tune", "sde_gym.evaluation.tuning:TuneSettings")
+@settings_command(app, "tune", "sde_gym.evaluation.tuning_settings:TuneSettings")
 def tune(
     settings: Any,
     out: Annotated[Path, typer.Option(help="Folder for all that is made; a stopped run goes on there.")],
 ) -> None:
     """A checkpoint's first use: record it, find its best static setting, train a policy for it."""
-    from sde_gym.evaluation.tuning import RESULT_FILE, prepare, tune, usage
+    from sde_gym.evaluation.tuning import RESULT_FILE, tune, usage
+    from sde_gym.evaluation.tuning_settings import prepare
     from sde_gym.evaluation.tuning_time import estimate
 
     console = Console(highlight=False)

@@ -35,6 +35,8 @@ _EXTRAS = {
     "h5py": "offline",
     "minari": "offline",
     "numba": "fast",
+    "optuna": "search",
+    "rouge_score": "bench",
     "stable_baselines3": "online",
     "tensorboard": "offline",
 }

@@ -7,6 +7,7 @@ from sde_gym.decoding.batch import speculative_batch
 from sde_gym.decoding.generate import generate
 from sde_gym.decoding.huggingface import huggingface
 from sde_gym.decoding.result import DecodeResult, Rejection, Round
+from sde_gym.decoding.skipping import skipping
 from sde_gym.decoding.speculative import speculative
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "autoregressive",
     "generate",
     "huggingface",
+    "skipping",
     "speculative",
     "speculative_batch",
 ]

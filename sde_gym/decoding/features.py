@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
-from sde_gym.models.heads import summarise_row
+from sde_gym.models.heads import row_summary
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.probe import ExitProbe
-from sde_gym.policies.observation import HEAD_FEATURES, Phase, observation_rows
+from sde_gym.policies.observation import HEAD_FEATURES, Phase, observation_row
 
 
 def check_features(
@@ -87,6 +87,7 @@ class TextFeatures:
         self.probe = checked_probe(model, names, depths)
         self.states: torch.Tensor | None = None
         self.newest = 0.0
+        self._summarise = row_summary()
         self._free_columns = [n for n, name in enumerate(names) if name not in HEAD_FEATURES]
         self._free_names = tuple(names[column] for column in self._free_columns)
         # -log p(top-1) of every token of the hypothesis, by text position, each at its depth
@@ -140,45 +141,40 @@ class TextFeatures:
         Returns:
             float32 (1, f), and the head's best column.
         """
-        columns, best, entropy = summarise_row(logits[0].cpu().numpy(), max(self.k, 2))
-        column = int(columns[0])
-        self.newest = -float(best[0])
+        column, best, entropy = self._summarise(logits.numpy(force=True)[0], max(self.k, 2))
+        self.newest = -best[0]
         stable = phase == Phase.SELECT and column_before == column
-        probe = None
+        probe = 0.0
         if self.probe is not None and self.states is not None:
             states = self.states.float().cpu().numpy()
-            entropies = np.array([entropy], np.float32)
-            probe = float(self.probe(self.depths[index], states, best[np.newaxis], entropies)[0])
-        rows = self._rows(
-            self.names, phase, index, drafted, acceptance, best[np.newaxis], entropy, stable, probe
-        )
-        return rows, column
+            logprobs, entropies = np.array([best], np.float32), np.array([entropy], np.float32)
+            probe = float(self.probe(self.depths[index], states, logprobs, entropies)[0])
+        row = self._row(self.names, phase, index, drafted, acceptance, best, entropy, stable, probe)
+        return row, column
 
     def unread(self, phase: Phase, index: int, drafted: int, acceptance: float) -> NDArray[np.float32]:
         """The observation where the head was not read, float32 (1, f): what needs it is 0."""
         rows = np.zeros((1, len(self.names)), np.float32)
         if self._free_columns:
-            rows[:, self._free_columns] = self._rows(self._free_names, phase, index, drafted, acceptance)
+            rows[:, self._free_columns] = self._row(self._free_names, phase, index, drafted, acceptance)
         return rows
 
-    def _rows(
+    def _row(
         self, names: tuple[str, ...], phase: Phase, index: int, drafted: int, acceptance: float,
-        top_logprobs: NDArray[np.float32] | None = None, entropy: float | None = None,
-        stable: bool = False, probe: float | None = None,
+        top_logprobs: Sequence_[float] = (), entropy: float = 0.0, stable: bool = False, probe: float = 0.0,
     ) -> NDArray[np.float32]:  # fmt: skip
         recent = self._surprise[-self.window :]
-        return observation_rows(
+        return observation_row(
             names,
-            1,
             top_logprobs=top_logprobs,
             entropy=entropy,
             trace=sum(recent) / len(recent) if recent else 0.0,
             depth=self.depths[index],
             num_layers=self.num_layers,
-            phase=int(phase),
+            phase=phase,
             draft_length=drafted,
             max_draft=self.max_draft,
-            stable=float(stable),
+            stable=stable,
             acceptance=acceptance,
             chain=self._chain,
             probe=probe,

@@ -8,15 +8,12 @@ compiled code is kept on disk where numba finds a place for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from sde_gym.compiling import compiled
 from sde_gym.policies.observation import Action, Phase
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 TRACE, DEPTH, PHASE, DRAFT_LENGTH, ACCEPTANCE, CHAIN = -1, -2, -3, -4, -5, -6
 """Columns of the observation that are computed; those from 0 on are columns of the tables."""
@@ -91,15 +88,7 @@ class Lanes(NamedTuple):
     sums: Any
 
 
-def _compiled(function: Function) -> Function:
-    """`function`, compiled when it is first called, without the interpreter's lock."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    found: Any
-    try:
-        found = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder to keep compiled code in
-        found = numba.njit(**options)(function)
-    return cast(Function, found)
+_compiled = compiled(nogil=True, error_model="numpy")  # without the interpreter's lock
 
 
 @_compiled

@@ -95,10 +95,16 @@ class _WatchedHeads(ExitHeads):
     def __init__(self, heads: ExitHeads, stopwatch: Stopwatch) -> None:
         self.__dict__.update(vars(heads))
         self.stopwatch = stopwatch
+        self._began: float | None = None
 
-    def logits(self, hidden: Tensor, depth: int, compact: bool = True) -> Tensor:
-        start = self.stopwatch.now()
-        found = super().logits(hidden, depth, compact)
+    def states(self, hidden: Tensor, depth: int) -> Tensor:
+        self._began = self.stopwatch.now()
+        return super().states(hidden, depth)
+
+    def project(self, hidden: Tensor, depth: int, compact: bool = True) -> Tensor:
+        start = self.stopwatch.now() if self._began is None else self._began
+        self._began = None
+        found = super().project(hidden, depth, compact)
         self.stopwatch.events.append(Event(start, self.stopwatch.now(), len(hidden), depth, 0))
         return found
 

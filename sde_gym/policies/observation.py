@@ -9,7 +9,8 @@ vocabulary is normalised over that vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any
@@ -229,6 +230,61 @@ def observation_rows(
             raise InputError(f"observation: {name!r} is not a feature; there are {', '.join(FEATURES)}")
         rows[:, column] = _given(values, name)
     return clip(rows, names)
+
+
+def observation_row(
+    names: tuple[str, ...],
+    *,
+    top_logprobs: Sequence[float] = (),
+    entropy: float = 0.0,
+    trace: float = 0.0,
+    depth: int = 0,
+    num_layers: int = 1,
+    phase: int = 0,
+    draft_length: int = 0,
+    max_draft: int = 1,
+    stable: bool = False,
+    acceptance: float = 1.0,
+    chain: float = 0.0,
+    probe: float = 0.0,
+    k: int = 5,
+) -> NDArray[np.float32]:
+    """One row of `observation_rows`, float32 (1, f): the decoder's, where one row is all there is.
+
+    Plain Python numbers on purpose: for one row a numpy call costs more than the arithmetic. The
+    arguments are those of `observation_rows`, scalars; equal to it but for float32 rounding.
+    """
+    values = []
+    for name in names:
+        if name == "confidence":
+            value = -sum(top_logprobs[:k]) / k
+        elif name == "entropy":
+            value = entropy
+        elif name == "trace":
+            value = trace
+        elif name == "depth":
+            value = depth / num_layers
+        elif name == "phase":
+            value = phase
+        elif name == "draft_length":
+            value = draft_length / max_draft
+        elif name == "top1":
+            value = math.exp(top_logprobs[0])
+        elif name == "margin":
+            value = math.exp(top_logprobs[0]) - math.exp(top_logprobs[1])
+        elif name == "stable":
+            value = stable
+        elif name == "acceptance":
+            value = acceptance
+        elif name == "chain":
+            value = chain
+        elif name == "probe":
+            value = probe
+        else:
+            raise InputError(f"observation: {name!r} is not a feature; there are {', '.join(FEATURES)}")
+        low, high = BOUNDS[name]
+        values.append(low if value < low else high if value > high else value)
+    return np.array([values], np.float32)
 
 
 def _given(value: Any, name: str) -> Any:

@@ -22,6 +22,8 @@ FloatArray = NDArray[np.float32]
 
 NUM_ACTIONS = len(Action)
 
+_CONTINUE, _EXIT = int(Action.CONTINUE), int(Action.EXIT)  # plain numbers: asked at every token
+
 
 class QNetwork:
     """A multilayer perceptron with ReLU between its layers: observations in, action values out.
@@ -163,6 +165,7 @@ class QController:
             if value < 1:
                 raise InputError(f"policy {name!r}: {label} is {value}; it must be at least 1")
         self.network = network
+        self._inputs = network.sizes[0]
         self.num_layers = num_layers
         self.max_draft = max_draft
         self.k: int | None = k
@@ -194,14 +197,15 @@ class QController:
         Raises:
             InputError: the observation has another number of features than the network.
         """
-        if view.observation.shape[-1] != self.network.sizes[0]:
+        if view.observation.shape[-1] != self._inputs:
             raise InputError(
                 f"policy {self.name!r} reads {', '.join(self.observation)}: {self.network.sizes[0]} "
                 f"features, but it was given {view.observation.shape[-1]}; build the environment with "
                 f"observation={self.observation}"
             )
         values = self.network(view.observation)
-        return (values[:, Action.EXIT] > values[:, Action.CONTINUE]).astype(np.int64)
+        exits: NDArray[np.int64] = (values[:, _EXIT] > values[:, _CONTINUE]).astype(np.int64)
+        return exits
 
     def feedback(self, outcome: RoundOutcome) -> None:
         """Nothing to learn while decoding."""

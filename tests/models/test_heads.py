@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sde_gym.errors import InputError
-from sde_gym.models.heads import ExitHeads, summarise, summarise_row
+from sde_gym.models.heads import ExitHeads, row_summary, summarise, summarise_row
 
 
 def heads(**options: object) -> ExitHeads:
@@ -62,18 +62,22 @@ def test_summarise_against_numpy() -> None:
     np.testing.assert_allclose(entropy.numpy(), -(p * np.log(p)).sum(-1), atol=1e-5)
 
 
-def test_one_row_in_numpy_says_the_same() -> None:
+@pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "numba"])
+def test_one_row_alone_says_the_same(compiled: bool) -> None:
+    if compiled:
+        pytest.importorskip("numba")
+    summarise_one = row_summary() if compiled else summarise_row
     logits = torch.randn(50, 40) * 5
     logits[3, 7] = -torch.inf
     logits[4, :] = 0.0
     ids, best, entropy = summarise(logits, 6)
     for n, row in enumerate(logits.numpy()):
-        columns, values, spread = summarise_row(row, 6)
+        column, values, spread = summarise_one(row, 6)
         if n != 4:  # a tie of all has no order
-            np.testing.assert_array_equal(columns, ids[n].numpy())
+            assert column == ids[n, 0]
         np.testing.assert_allclose(values, best[n].numpy(), atol=1e-5)
+        assert values == sorted(values, reverse=True)
         assert spread == pytest.approx(entropy[n].item(), abs=1e-5)
-        assert values.dtype == np.float32
 
 
 def test_summarise_survives_impossible_tokens() -> None:

@@ -22,6 +22,7 @@ from sde_gym.policies.observation import (
     clip,
     confidence,
     margin,
+    observation_row,
     observation_rows,
     resolve_observation,
     top1,
@@ -187,3 +188,25 @@ def test_one_row_equals_the_same_row_among_many() -> None:
             PAPER, 1, top_logprobs=logprobs[row : row + 1], entropy=float(entropy[row]), trace=trace[row]
         )
         np.testing.assert_array_equal(one[0], many[row])
+
+
+def test_one_row_in_plain_numbers_says_the_same() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        logprobs = -np.sort(rng.exponential(rng.choice([0.1, 3.0, 40.0]), 8)).astype(np.float32)
+        given = {
+            "entropy": rng.uniform(0, 20), "trace": rng.uniform(0, 20), "depth": int(rng.integers(1, 24)),
+            "num_layers": 24, "phase": int(rng.integers(2)), "draft_length": int(rng.integers(15)),
+            "max_draft": 12, "stable": bool(rng.integers(2)), "acceptance": rng.uniform(),
+            "chain": rng.uniform(0, 250), "probe": rng.uniform(), "k": int(rng.integers(1, 9)),
+        }  # fmt: skip
+        names = tuple(rng.permutation(FEATURES)[: int(rng.integers(1, len(FEATURES) + 1))].tolist())
+        rows = observation_rows(names, 1, top_logprobs=logprobs[np.newaxis], **given)
+        row = observation_row(names, top_logprobs=logprobs.tolist(), **given)
+        assert row.dtype == np.float32
+        np.testing.assert_allclose(row, rows, rtol=2e-6, atol=2e-7)
+
+
+def test_one_row_of_an_unknown_feature_is_refused() -> None:
+    with pytest.raises(InputError, match="'colour' is not a feature"):
+        observation_row(("colour",))
