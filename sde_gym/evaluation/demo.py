@@ -13,7 +13,6 @@ model's own training.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -37,6 +36,7 @@ from sde_gym.evaluation.benchmark import (
     measure,
     summarise_rows,
 )
+from sde_gym.evaluation.measured_prompts import digest, encoded, unseen
 from sde_gym.evaluation.picture import picture
 from sde_gym.evaluation.report import write_report
 from sde_gym.evaluation.samples import Sample, token_pieces
@@ -138,9 +138,9 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
         if depth not in settings.depths:
             raise InputError(f"policy_depths: {depth} is not one of the recorded depths {settings.depths}")
     train = load_prompts(settings.train_prompts)[: settings.train_limit]
-    test = _unseen(load_prompts(settings.test_prompts), train)[: settings.test_limit]
-    encoded_test = _encoded(model, test)
-    encoded_train = _encoded(model, train[:TUNING_PROMPTS])
+    test = unseen(load_prompts(settings.test_prompts), train)[: settings.test_limit]
+    encoded_test = encoded(model, test)
+    encoded_train = encoded(model, train[:TUNING_PROMPTS])
     tokens = settings.max_new_tokens
 
     out.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
             for s, speed in timed
         ],
         "prompts": {"recorded": len(train), "measured": len(test), "recorded_tokens": len(traces.token),
-                    "recorded_sha256": _digest(train), "measured_sha256": _digest(test)},
+                    "recorded_sha256": digest(train), "measured_sha256": digest(test)},
         "hardware": hardware(model, settings.threads),
         "versions": versions(),
         "started": started.isoformat(timespec="seconds"),
@@ -238,15 +238,6 @@ def command_line(settings: DemoSettings) -> str:
     return " ".join(words)
 
 
-def _unseen(prompts: list[Prompt], train: list[Prompt]) -> list[Prompt]:
-    """Prompts that were not recorded for training; InputError if none is left."""
-    used = {p.text for p in train}
-    left = [p for p in prompts if p.text not in used]
-    if not left:
-        raise InputError("every prompt to measure on was also trained on; give other test prompts")
-    return left
-
-
 def _samples(model: LayeredModel, prompts: list[Prompt], results: Mapping[str, DecodeResult]) -> list[Sample]:
     """The first texts of every task, ready to be shown."""
     shown: dict[str, Prompt] = {}
@@ -267,25 +258,6 @@ def _samples(model: LayeredModel, prompts: list[Prompt], results: Mapping[str, D
             )
         )
     return samples
-
-
-def _encoded(model: LayeredModel, prompts: list[Prompt]) -> list[tuple[str, str, list[int]]]:
-    """(id, task, token ids) of prompts; an error names the prompt."""
-    encoded = []
-    for prompt in prompts:
-        try:
-            encoded.append((prompt.id, prompt.task, model.encode(prompt.text)))
-        except InputError as error:
-            raise InputError(f"prompt {prompt.id!r}: {error}") from None
-    return encoded
-
-
-def _digest(prompts: list[Prompt]) -> str:
-    """16 hex digits that identify a list of prompts: equal where figures may be compared."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(f"{prompt.id}\0{prompt.text}\0".encode())
-    return digest.hexdigest()[:16]
 
 
 def _note(metrics: Mapping[str, float]) -> str:

@@ -25,8 +25,18 @@ METHOD_NAMES = {
     "ar": "Plain decoding (AR)",
     "generate": "Transformers generate",
     "assistant_early_exit": "generate, assistant_early_exit",
+    "prompt_lookup": "generate, prompt lookup",
     "static": "Best static setting",
+    "draft_verify": "Draft & Verify",
+    "lite": "LITE",
+    "calm": "CALM",
+    "del": "DEL",
+    "adadecode": "AdaDecode",
     "lede": "LEDE (learned policy)",
+    "lede_no_depth": "LEDE without depth choice",
+    "lede_no_length": "LEDE without length choice",
+    "lede_speed": "LEDE, reward speed",
+    "oracle": "Oracle (hindsight)",
 }
 
 COLUMNS = (  # key in a row, heading, format
