@@ -347,6 +347,60 @@ def search_skips(
     )
 
 
+@settings_command(app, "dex", "sde_gym.evaluation.dex_sweep:DexSettings")
+def dex(
+    settings: Any,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Go through numbers of explorers and selection methods.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="JSON file for the rows and the EAD.")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder for ead.png and, with --sweep, speedup.png.")
+    ] = None,
+) -> None:
+    """How early tokens are settled, and the ticks and speed-ups of depth exploration, from traces."""
+    from sde_gym.evaluation.dex_picture import ead_picture, speedup_picture
+    from sde_gym.evaluation.dex_sweep import dex_report
+    from sde_gym.files import write_json
+
+    with progress_bars() as advance:
+        results = dex_report(
+            settings, sweep, lambda done, total, method: advance("count", done, total, method)
+        )
+    console = Console(highlight=False)
+    table = Table("task", "tokens", "mean EAD", "oracle", "oracle over all layers")
+    for part in results["ead"]:
+        low, high = part["oracle_bounds"]
+        table.add_row(
+            part["task"] or "all", str(part["positions"]), f"{part['mean']:.2f}",
+            f"{part['oracle_speedup']:.2f}x", "the same" if low == high else f"{low:.2f}x to {high:.2f}x",
+        )  # fmt: skip
+    console.print(table)
+    if results["rows"]:
+        table = Table(
+            "method", "exploration set", "ticks/token", "speed-up", "layers only", "L/depth", "of oracle"
+        )
+        for row in results["rows"]:
+            chosen, ticks, share = row["exploration_set"], row["ticks_per_token"], row["oracle_share"]
+            table.add_row(
+                row["method"], row["setting"] if chosen is None else ",".join(map(str, chosen)),
+                "" if ticks is None else f"{ticks:.3f}", f"{row['simulated_speedup']:.2f}x",
+                f"{row['layer_speedup']:.2f}x", f"{row['depth_speedup']:.2f}x",
+                "" if share is None else f"{share:.0%}",
+            )  # fmt: skip
+        console.print(table)
+    for note in results["notes"]:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    if json is not None:
+        write_json(json, results)
+        console.print(f"{json}: the figures", soft_wrap=True)
+    if pictures is not None:
+        ead_picture(results, pictures / "ead.png")
+        if sweep:
+            speedup_picture(results, pictures / "speedup.png")
+        console.print(f"{pictures}: the pictures", soft_wrap=True)
+
+
 @app.command()
 def collect(
     out: Annotated[

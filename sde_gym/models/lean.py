@@ -106,6 +106,7 @@ class LeanStack:
                 "remove the entry"
             )
         self.layers = [self._fuse(layer) for layer in body.layers]
+        hf.register_state_dict_post_hook(_make_contiguous)
         self.window_kinds = tuple(dict.fromkeys(layer.window for layer in self.layers))
 
     def _fuse(self, layer: Any) -> _Layer:
@@ -229,6 +230,13 @@ def _fused(projections: list[Any]) -> tuple[Tensor, Tensor | None]:
             projection.bias.data = bias[start:stop]
         start = stop
     return weight, bias
+
+
+def _make_contiguous(module: Any, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
+    """A state dict as others expect it: `save_pretrained` takes contiguous tensors only."""
+    for name, tensor in state.items():
+        if isinstance(tensor, Tensor):
+            state[name] = tensor.contiguous()
 
 
 def _by_input(weight: Tensor) -> Tensor:

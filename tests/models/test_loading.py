@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sde_gym.errors import InputError
-from sde_gym.models import loading
+from sde_gym.models import LayeredModel, loading
 from sde_gym.models.loading import available_models, cache_folder, load_model
 
 TEXT = "def f(x):\n    return x + 1\n"
@@ -352,3 +352,14 @@ def test_cuda_is_refused_where_there_is_none(folder: Path, monkeypatch: pytest.M
         load_model(folder, device="cuda:2")
     with pytest.raises(InputError, match="dtype on cuda:1 must be one of float32, bfloat16, float16"):
         load_model(folder, dtype="float8", device="cuda:1")
+
+
+def test_a_model_that_was_opened_can_still_be_saved(tmp_path: Path) -> None:
+    hf = tiny_models.llama()
+    expected = {name: tensor.clone() for name, tensor in hf.state_dict().items()}
+    LayeredModel(hf)
+    hf.save_pretrained(tmp_path)
+    found = type(hf).from_pretrained(tmp_path).state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
