@@ -7,6 +7,7 @@ is built from it (`sde_gym.cli`), and stages save it as JSON beside what they ma
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass
@@ -35,6 +36,17 @@ def setting(default: Value, help: str) -> Value:
     Typed as the default's own type, because that is what the field holds on an instance.
     """
     return dataclasses.field(default=default, metadata={"help": help})
+
+
+def command_of(command: str, settings: Any) -> str:
+    """The command line that asks for these settings: `command`, and the options that are not defaults."""
+    words = [command]
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default:
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += ["--" + field.name.replace("_", "-"), shlex.quote(shown)]
+    return " ".join(words)
 
 
 @dataclass(frozen=True)

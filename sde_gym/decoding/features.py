@@ -87,7 +87,8 @@ class TextFeatures:
         self.probe = checked_probe(model, names, depths)
         self.states: torch.Tensor | None = None
         self.newest = 0.0
-        self._summarise = row_summary()
+        if not HEAD_FEATURES.isdisjoint(names):
+            row_summary()  # made ready now, not at the first token
         self._free_columns = [n for n, name in enumerate(names) if name not in HEAD_FEATURES]
         self._free_names = tuple(names[column] for column in self._free_columns)
         # -log p(top-1) of every token of the hypothesis, by text position, each at its depth
@@ -141,7 +142,7 @@ class TextFeatures:
         Returns:
             float32 (1, f), and the head's best column.
         """
-        column, best, entropy = self._summarise(logits.numpy(force=True)[0], max(self.k, 2))
+        column, best, entropy = row_summary()(logits.numpy(force=True)[0], max(self.k, 2))
         self.newest = -best[0]
         stable = phase == Phase.SELECT and column_before == column
         probe = 0.0

@@ -19,12 +19,12 @@ import torch
 from sde_gym.decoding.features import check_features
 from sde_gym.decoding.result import DecodeResult, check_request
 from sde_gym.decoding.round import TextDecoder, TokenRules
-from sde_gym.decoding.speculative import _round
+from sde_gym.decoding.speculative import drive
 from sde_gym.errors import InputError
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.sequence import Sequence
 from sde_gym.models.skipping import SkippedStack, SkipSet
-from sde_gym.policies.controller import Controller, RoundOutcome, feature_settings
+from sde_gym.policies.controller import Controller, feature_settings
 from sde_gym.settings import DEFAULT_MAX_DRAFT
 
 _LANE = np.zeros(1, np.int64)
@@ -82,25 +82,8 @@ def skipping(
         stack, budget, controller.observation, max_draft=max_draft, k=k, window=window,
         rules=rules, count_near_ties=count_near_ties,
     )  # fmt: skip
-    result = decoder.result
-    decoder.prefill(prompt)
-    result.prefill_seconds = time.perf_counter() - started
-    if on_tokens is not None:
-        on_tokens(result.tokens[:1])
-    started = time.perf_counter()
-    number = np.array([text], np.int64)
-    while not decoder.finished:
-        known = len(result.tokens)
-        ended = _round(decoder, controller, number)
-        controller.feedback(
-            RoundOutcome(
-                _LANE, np.array([decoder.index]), np.array([ended.drafted]), np.array([ended.accepted])
-            )
-        )
-        if on_tokens is not None:
-            on_tokens(result.tokens[known:])
-    result.decode_seconds = time.perf_counter() - started
-    return result
+    drive(decoder, prompt, controller, text, on_tokens, started)
+    return decoder.result
 
 
 class SkippingDecoder(TextDecoder):

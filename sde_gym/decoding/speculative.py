@@ -70,6 +70,28 @@ def speculative(
         every_token=getattr(controller, "walks_every_token", False),
         shadows=getattr(controller, "shadows", False), rules=rules, count_near_ties=count_near_ties,
     )  # fmt: skip
+    drive(decoder, prompt, controller, text, on_tokens, started)
+    return decoder.result
+
+
+def drive(
+    decoder: TextDecoder,
+    prompt: Sequence_[int],
+    controller: Controller,
+    text: int,
+    on_tokens: Callable[[list[int]], None] | None,
+    started: float,
+) -> None:
+    """Decode a text to its end, every decision the controller's.
+
+    Args:
+        decoder: new.
+        prompt: token ids.
+        controller: bound, and reset for lane 0.
+        text: number of the text.
+        on_tokens: as for `speculative`.
+        started: when prefill began, of `time.perf_counter`.
+    """
     result = decoder.result
     decoder.prefill(prompt)
     result.prefill_seconds = time.perf_counter() - started
@@ -94,7 +116,6 @@ def speculative(
         if on_tokens is not None:
             on_tokens(result.tokens[known:])
     result.decode_seconds = time.perf_counter() - started
-    return result
 
 
 def _round(decoder: TextDecoder, controller: Controller, text: np.ndarray) -> Round:

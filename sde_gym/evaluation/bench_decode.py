@@ -14,19 +14,14 @@ A measurement that was stopped goes on behind its last row, if `run.json` still 
 from __future__ import annotations
 
 import json
-import platform
-import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import sde_gym
 from sde_gym.errors import InputError
 from sde_gym.evaluation.benchmark import Measurement, measure
 from sde_gym.evaluation.decode_contender import Contender, simulate
@@ -35,13 +30,14 @@ from sde_gym.evaluation.decode_picture import speedup_picture
 from sde_gym.evaluation.decode_preparation import Preparation
 from sde_gym.evaluation.decode_settings import DecodeSettings
 from sde_gym.evaluation.decode_tables import Similarity, Texts, markdown, method_rows, rouge_l
-from sde_gym.evaluation.demo import Progress, hardware, silent
+from sde_gym.evaluation.demo import Progress, hardware, silent, versions
 from sde_gym.evaluation.measured_prompts import digest, encoded, load_references, of_task, unseen
 from sde_gym.evaluation.summary import part_of
 from sde_gym.files import read_json, write_json, write_text
 from sde_gym.models.loading import load_model
 from sde_gym.models.threads import torch_threads
 from sde_gym.prompts import Prompt, load_prompts
+from sde_gym.settings import command_of
 
 RUN_FILE = "run.json"
 ROWS_FILE = "rows.jsonl"
@@ -97,7 +93,7 @@ def _run(settings: DecodeSettings, out: Path, progress: Progress) -> dict[str, A
                     "train": len(train), "train_sha256": digest(train)},
         "methods": {name: contender.identity for name, contender in contenders.items()},
         "hardware": hardware(model, settings.threads),
-        "versions": _versions(),
+        "versions": versions("rouge-score"),
     }  # fmt: skip
     known = _take_up(out, json.loads(json.dumps(identity)))
     total = len(measured) * settings.repeats
@@ -140,22 +136,7 @@ def _run(settings: DecodeSettings, out: Path, progress: Progress) -> dict[str, A
 
 def command_line(settings: DecodeSettings) -> str:
     """The command that repeats a run: `sde-gym bench decode` and the options that are not defaults."""
-    words = ["sde-gym", "bench", "decode"]
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if value != field.default:
-            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            words += ["--" + field.name.replace("_", "-"), shlex.quote(shown)]
-    return " ".join(words)
-
-
-def _versions() -> dict[str, str]:
-    """Versions of Python and of what figures depend on, as far as it is installed."""
-    found = {"python": platform.python_version(), "sde_gym": sde_gym.__version__}
-    for name in ("torch", "transformers", "numpy", "d3rlpy", "rouge-score"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    return command_of("sde-gym bench decode", settings)
 
 
 def _similarity() -> tuple[Similarity | None, list[str]]:

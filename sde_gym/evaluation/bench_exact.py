@@ -21,7 +21,7 @@ from sde_gym.evaluation.decode_contender import Contender
 from sde_gym.evaluation.decode_methods import METHODS, chosen_methods
 from sde_gym.evaluation.decode_preparation import Preparation
 from sde_gym.evaluation.decode_settings import DecodeSettings
-from sde_gym.evaluation.decode_tables import Texts
+from sde_gym.evaluation.decode_tables import Texts, parting
 from sde_gym.evaluation.demo import Progress, hardware, silent
 from sde_gym.evaluation.measured_prompts import digest, encoded, of_task, unseen
 from sde_gym.files import read_json, write_json
@@ -139,8 +139,7 @@ def _parting(
     texts: Texts, prompt: tuple[str, str, list[int]], mine: list[int], other: list[int]
 ) -> dict[str, Any]:
     """Where a text parts from plain decoding's, and how far the final layer's best logits are apart there."""
-    shorter = min(len(mine), len(other))
-    position = next((n for n in range(shorter) if mine[n] != other[n]), shorter)
+    position = parting(mine, other)
     gap = texts.gap((*prompt[2], *other[:position]))
     return {"prompt": prompt[0], "task": prompt[1], "position": position, "gap": gap}
 

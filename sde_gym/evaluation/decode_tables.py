@@ -98,8 +98,7 @@ class Texts:
         found = []
         for (method, prompt), row in differing(rows, baseline).items():
             other = expected[prompt, row.repeat]
-            shorter = min(len(row.output), len(other))
-            position = next((n for n in range(shorter) if row.output[n] != other[n]), shorter)
+            position = parting(row.output, other)
             gap = self.gap((*self._prompts[prompt], *other[:position]))
             found.append(
                 {"method": method, "prompt": prompt, "task": row.task, "position": position, "gap": gap,
@@ -116,6 +115,12 @@ class Texts:
             best = sequence.score(self._model.num_layers)[0].float().topk(2).values
             self._gaps[ids] = float(best[0] - best[1])
         return self._gaps[ids]
+
+
+def parting(text: Sequence[int], other: Sequence[int]) -> int:
+    """Position of the first token that differs; the shorter length where one is the other's beginning."""
+    shorter = min(len(text), len(other))
+    return next((n for n in range(shorter) if text[n] != other[n]), shorter)
 
 
 def rouge_l() -> Similarity:

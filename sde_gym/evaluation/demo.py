@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ from sde_gym.offline.backend import import_d3rlpy
 from sde_gym.policies.files import load_policy
 from sde_gym.policies.rules import StaticController
 from sde_gym.prompts import Prompt, load_prompts
-from sde_gym.settings import DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS, setting
+from sde_gym.settings import DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS, command_of, setting
 from sde_gym.traces.recorder import record
 
 #: Training prompts on which static settings are timed.
@@ -229,13 +229,7 @@ def _run(settings: DemoSettings, out: Path, progress: Progress) -> dict[str, Any
 
 def command_line(settings: DemoSettings) -> str:
     """The command that repeats a run: `sde-gym demo` and the options that are not defaults."""
-    words = ["sde-gym", "demo"]
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if value != field.default:
-            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            words += ["--" + field.name.replace("_", "-"), shlex.quote(shown)]
-    return " ".join(words)
+    return command_of("sde-gym demo", settings)
 
 
 def _samples(model: LayeredModel, prompts: list[Prompt], results: Mapping[str, DecodeResult]) -> list[Sample]:
@@ -282,9 +276,10 @@ def hardware(model: LayeredModel, threads: int) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that figures depend on."""
-    names = ("torch", "transformers", "numpy", "gymnasium", "d3rlpy")
-    return {"python": platform.python_version(), "sde_gym": sde_gym.__version__} | {
-        n: version(n) for n in names
-    }
+def versions(*further: str) -> dict[str, str]:
+    """Versions of Python and of the packages that figures depend on, as far as they are installed."""
+    found = {"python": platform.python_version(), "sde_gym": sde_gym.__version__}
+    for name in ("torch", "transformers", "numpy", "gymnasium", "d3rlpy", *further):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

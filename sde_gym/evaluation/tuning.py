@@ -27,12 +27,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sde_gym.envs.run import RunResult, run_controller
 from sde_gym.errors import InputError
 from sde_gym.evaluation.calibration import DEFAULT_REPEATS, calibrate
-from sde_gym.evaluation.demo import hardware, versions
+from sde_gym.evaluation.demo import Progress, hardware, silent, versions
 from sde_gym.evaluation.tuning_settings import TRACES_FOLDER, Prepared, TuneSettings
 from sde_gym.evaluation.tuning_time import Estimate
 from sde_gym.files import write_json
@@ -49,17 +49,6 @@ POLICY_PATH = "policy/policy"
 
 #: Stages in order; `calibrate` only with `cost`.
 STAGES = ("record", "calibrate", "choose", "train")
-
-
-class Progress(Protocol):
-    """Where the stages report to."""
-
-    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """`done` of `total` steps of a stage are over; called with 0 when it begins."""
-
-
-def silent(stage: str, done: int, total: int, note: str = "") -> None:
-    """A `Progress` that says nothing."""
 
 
 def tune(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sde_gym.errors import InputError
+from sde_gym.evaluation.measured_prompts import encoded
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.loading import load_model
 from sde_gym.offline import DQNSettings
@@ -123,9 +124,5 @@ def prepare(settings: TuneSettings) -> Prepared:
     training, held_out = divide(prompts, settings.held_out, settings.seed)
     model = load_model(settings.model, settings.dtype, settings.device)
     depths = model.check_depths(settings.depths or spread_depths(model.num_layers))
-    for prompt in (*training, *held_out):
-        try:
-            model.encode(prompt.text)
-        except InputError as error:
-            raise InputError(f"prompt {prompt.id!r}: {error}") from None
+    encoded(model, [*training, *held_out])  # refused before anything is written
     return Prepared(settings, model, depths, training, held_out)

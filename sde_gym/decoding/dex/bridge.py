@@ -38,10 +38,11 @@ def huggingface(
     Returns:
         To be passed as `custom_generate`; its `results` are a `DexResult` for each row.
     """
-    return CustomGenerate(DexDecoding(exploration_set, decs, single_exit), model, tokenizer, seed)
+    decoding = DexDecoding(None, exploration_set=exploration_set, decs=decs, single_exit=single_exit)
+    return CustomGenerate(decoding, model, tokenizer, seed)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class DexDecoding(Decoding):
     """`Decoding` that explores depths, under no controller.
 
@@ -52,12 +53,6 @@ class DexDecoding(Decoding):
     exploration_set: int | Sequence[int] = ()
     decs: bool = True
     single_exit: bool = False
-
-    def __init__(self, exploration_set: int | Sequence[int], decs: bool, single_exit: bool) -> None:
-        super().__init__(None)
-        object.__setattr__(self, "exploration_set", exploration_set)
-        object.__setattr__(self, "decs", decs)
-        object.__setattr__(self, "single_exit", single_exit)
 
     def run(
         self,
