@@ -253,13 +253,19 @@ def head_sizes(model: LayeredModel, compact: bool = True) -> tuple[float, float]
     """Parameters of an exit head and of the full head, each over those of a layer.
 
     Args:
-        model: whose heads.
+        model: whose heads. If depths have adapters, the largest is counted as part of every exit head.
         compact: exit heads of its compact vocabulary, if it has one, not full ones.
     """
-    layer = sum(parameter.numel() for parameter in model.hf.model.layers[0].parameters())
+    layer = _parameters(model.hf.model.layers[0])
     vocabulary = model.compact_vocabulary if compact else None
     columns = model.vocab_size if vocabulary is None else len(vocabulary)
-    return columns * model.hidden_size / layer, model.vocab_size * model.hidden_size / layer
+    adapter = max((_parameters(each) for each in model.heads.adapters.values()), default=0)
+    return (columns * model.hidden_size + adapter) / layer, model.vocab_size * model.hidden_size / layer
+
+
+def _parameters(part: Any) -> int:
+    """Parameters of a module; none of a plain function."""
+    return sum(each.numel() for each in part.parameters()) if hasattr(part, "parameters") else 0
 
 
 def resolve_cost(

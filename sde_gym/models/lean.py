@@ -98,7 +98,7 @@ class LeanStack:
                 f"rotary positions of type {rope_type!r} are not supported (they depend on the length); "
                 f"supported: {', '.join(_ROPE_TYPES)}"
             )
-        self._cos, self._sin = self._rotary_table(256)
+        self._cos, self._sin = self.rotary_table(256)
         if config.model_type == "llama" and getattr(config, "sliding_window", None) is not None:
             # transformers' own prefill and cache disagree there about whether it applies
             raise InputError(
@@ -129,8 +129,8 @@ class LeanStack:
             window,
         )  # fmt: skip
 
-    def _rotary_table(self, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin (length, 1, head_width); sin carries the sign of the rotated half."""
+    def rotary_table(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions, (length, 1, head_width); sin carries the sign of the rotated half."""
         positions = torch.arange(length, device=self.device).unsqueeze(0)
         cos, sin = self._rotary(self.embedding[:1].unsqueeze(0), positions)
         if cos.shape[-1] != self.head_width:
@@ -173,29 +173,18 @@ class LeanStack:
             (rows, hidden_size) states at depth `stop`.
         """
         if cache.capacity > self._cos.shape[0]:
-            self._cos, self._sin = self._rotary_table(cache.capacity)
+            self._cos, self._sin = self.rotary_table(cache.capacity)
         cos, sin = self._cos[rows.positions], self._sin[rows.positions]
         count, total, slots = hidden.shape[0], rows.total, rows.slots
-        heads, kv_heads, width = self.heads, self.kv_heads, self.head_width
-        half, grouped = width // 2, heads != kv_heads
-        activation = self.activation
+        grouped = self.heads != self.kv_heads
         for index, layer in enumerate(self.layers[first:stop], first):
             if layer.attends:
-                x = layer.norm1(hidden)
-                qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(count, heads + 2 * kv_heads, width)
-                turned = qkv[:, : heads + kv_heads]
-                if layer.query_norm is not None and layer.key_norm is not None:
-                    turned = torch.cat(
-                        (layer.query_norm(turned[:, :heads]), layer.key_norm(turned[:, heads:])), 1
-                    )
-                swapped = torch.roll(turned, half, -1)
-                turned = torch.addcmul(turned * cos, swapped, sin)
+                query, key, value = self.project(layer, hidden, cos, sin)
                 keys, values = cache.keys[index], cache.values[index]
-                keys[:, slots] = turned[:, heads:].transpose(0, 1)
-                values[:, slots] = qkv[:, heads + kv_heads :].transpose(0, 1)
+                keys[:, slots], values[:, slots] = key.transpose(0, 1), value.transpose(0, 1)
                 mask = rows.masks[layer.window]
                 mixed = F.scaled_dot_product_attention(
-                    turned[:, :heads].transpose(0, 1).unsqueeze(0),
+                    query.transpose(0, 1).unsqueeze(0),
                     keys[:, :total].unsqueeze(0),
                     values[:, :total].unsqueeze(0),
                     attn_mask=mask,
@@ -203,18 +192,43 @@ class LeanStack:
                     scale=self.scaling,
                     enable_gqa=grouped,
                 )
-                hidden = torch.addmm(
-                    hidden, mixed[0].transpose(0, 1).reshape(count, heads * width), layer.out
-                )
-                if layer.out_bias is not None:
-                    hidden = hidden + layer.out_bias
+                hidden = self.add_attention(layer, hidden, mixed[0].transpose(0, 1).reshape(count, -1))
             if layer.feeds:
-                x = F.linear(layer.norm2(hidden), layer.gate_up, layer.gate_up_bias)
-                gate, up = x.chunk(2, -1)
-                hidden = torch.addmm(hidden, activation(gate) * up, layer.down)
-                if layer.down_bias is not None:
-                    hidden = hidden + layer.down_bias
+                hidden = self.add_mlp(layer, hidden)
         return hidden
+
+    def project(
+        self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (rows, heads, head_width), keys and values (rows, kv_heads, head_width), turned.
+
+        Args:
+            layer: one of `layers`.
+            hidden: (rows, hidden_size), its input.
+            cos, sin: rows of `rotary_table`, one a row.
+        """
+        heads, kv_heads, width = self.heads, self.kv_heads, self.head_width
+        qkv = F.linear(layer.norm1(hidden), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(hidden.shape[0], heads + 2 * kv_heads, width)
+        turned = qkv[:, : heads + kv_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            turned = torch.cat((layer.query_norm(turned[:, :heads]), layer.key_norm(turned[:, heads:])), 1)
+        swapped = torch.roll(turned, width // 2, -1)
+        turned = torch.addcmul(turned * cos, swapped, sin)
+        return turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :]
+
+    @staticmethod
+    def add_attention(layer: _Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """The states (rows, hidden_size) behind attention, whose heads gave `mixed` (rows, heads * width)."""
+        hidden = torch.addmm(hidden, mixed, layer.out)
+        return hidden if layer.out_bias is None else hidden + layer.out_bias
+
+    def add_mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
+        """The states (rows, hidden_size) behind the gated MLP."""
+        x = F.linear(layer.norm2(hidden), layer.gate_up, layer.gate_up_bias)
+        gate, up = x.chunk(2, -1)
+        hidden = torch.addmm(hidden, self.activation(gate) * up, layer.down)
+        return hidden if layer.down_bias is None else hidden + layer.down_bias
 
 
 def _fused(projections: list[Any]) -> tuple[Tensor, Tensor | None]:

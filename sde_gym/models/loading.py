@@ -32,12 +32,13 @@ DATA = Path(__file__).parent / "data"
 
 COMPACT_VOCABULARY_FILE = "compact_vocabulary.json"
 PROBE_FILE = "probe.safetensors"
+ADAPTERS_FILE = "adapters.safetensors"
 
 #: What is fetched of a hub repository; foreign code and pickled weights stay there.
 HUB_FILES = (
     "config.json", "generation_config.json", "model*.safetensors", WEIGHTS_INDEX_FILE,
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "chat_template*", COMPACT_VOCABULARY_FILE, PROBE_FILE,
+    "chat_template*", COMPACT_VOCABULARY_FILE, PROBE_FILE, ADAPTERS_FILE,
 )  # fmt: skip
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -89,7 +90,28 @@ def available_models() -> list[NamedModel]:
             cache_folder() / "models" / "smollm2-135m",
             "run `sde-gym models pull smollm2-135m` once",
         ),
+        NamedModel(
+            "smollm2-135m-adapters",
+            "the same model, with adapters that ship with the package",
+            cache_folder() / "models" / "smollm2-135m",
+            "run `sde-gym models pull smollm2-135m` once",
+        ),
     ]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a model and what belongs to it are."""
+
+    name: str
+    folder: Path  # with the weights
+    vocabulary: Path  # of the compact heads; need not be there
+    adapters: Path  # need not be there
+
+    @property
+    def probe(self) -> Path:
+        """Beside the compact vocabulary; need not be there."""
+        return self.vocabulary.with_name(PROBE_FILE)
 
 
 def load_model(name_or_path: str | Path, dtype: str = "float32", device: str = "cpu") -> LayeredModel:
@@ -97,35 +119,39 @@ def load_model(name_or_path: str | Path, dtype: str = "float32", device: str = "
 
     Args:
         name_or_path: a name listed by `available_models`, a folder with `config.json` and
-            safetensors weights, or a hub id like `owner/model` (fetched into the hub's cache).
+            safetensors weights, or a hub id like `owner/model` (fetched into the hub's cache);
+            `MODEL+FOLDER` takes the adapters of that folder (`sde-gym train-adapters`) as well.
         dtype: "float32", "bfloat16", or on CUDA "float16".
         device: "cpu", "cuda" or "cuda:N".
 
     Returns:
         The model in evaluation mode, without gradients. Its tokenizer is None if the folder
-        holds none; its compact vocabulary and its exit probe are None if none ships with the model, or
-        if the probe was trained for the weights in another dtype.
+        holds none; its compact vocabulary, its adapters and its exit probe are those that lie beside
+        the model, if any. A probe that was trained for the weights in another dtype is left out.
 
     Raises:
         InputError: unknown name, missing or damaged files, weights that do not fit their
-            configuration, unsupported architecture, dtype or device, or an exit probe that was
-            trained for another model.
+            configuration, unsupported architecture, dtype or device, or adapters or an exit probe that
+            were trained for another model.
     """
     from sde_gym.models.layered import LayeredModel
     from sde_gym.models.vocabulary import load_compact_vocabulary
 
     torch_dtype = _checked_dtype(dtype, device)
-    name, folder, vocabulary_file = _locate(name_or_path)
-    hf_model = load_hf_model(folder, torch_dtype, device)
+    place = _locate(name_or_path)
+    hf_model = load_hf_model(place.folder, torch_dtype, device)
     vocabulary_size = hf_model.config.get_text_config().vocab_size
-    tokenizer = load_tokenizer(folder, vocabulary_size)
+    tokenizer = load_tokenizer(place.folder, vocabulary_size)
     compact = None
-    if vocabulary_file.is_file():
-        compact = load_compact_vocabulary(vocabulary_file, vocabulary_size)
-    model = LayeredModel(hf_model, tokenizer=tokenizer, name=name, compact_vocabulary=compact)
-    probe_file = vocabulary_file.with_name(PROBE_FILE)
-    if probe_file.is_file():
-        _attach_probe(model, probe_file, dtype)
+    if place.vocabulary.is_file():
+        compact = load_compact_vocabulary(place.vocabulary, vocabulary_size)
+    model = LayeredModel(hf_model, tokenizer=tokenizer, name=place.name, compact_vocabulary=compact)
+    if place.adapters.is_file():
+        from sde_gym.models.adapters import load_adapters
+
+        model.heads.adapters.update(load_adapters(place.adapters, model))
+    if place.probe.is_file():
+        _attach_probe(model, place.probe, dtype)
     return model
 
 
@@ -148,11 +174,11 @@ def model_folder(name_or_path: str | Path) -> Path:
     Raises:
         InputError: unknown name, or a model that is not on this machine.
     """
-    return _locate(name_or_path)[1]
+    return _locate(name_or_path).folder
 
 
-def _locate(name_or_path: str | Path) -> tuple[str, Path, Path]:
-    """(name, folder with the weights, path of the compact vocabulary) of a model."""
+def _locate(name_or_path: str | Path) -> _Place:
+    """Where a model is, and what belongs to it."""
     given = str(name_or_path)
     if not given:
         raise InputError(f"the model's name is empty; {_known_names()}")
@@ -160,16 +186,37 @@ def _locate(name_or_path: str | Path) -> tuple[str, Path, Path]:
         if given == named.name:
             if not named.present:
                 raise InputError(f"the model {given} is not on this machine; {named.remedy}")
-            return given, named.folder, DATA / given / COMPACT_VOCABULARY_FILE
+            return _place(given, named.folder, DATA / given)
     path = Path(given).expanduser()
     if path.is_dir():
-        return path.resolve().name, path, path / COMPACT_VOCABULARY_FILE
+        return _place(path.resolve().name, path, path)
     if path.exists():
         raise InputError(f"{given} is a file; a model is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    base, plus, folder = given.partition("+")
+    if plus:
+        return _with_adapters(_locate(base), Path(folder).expanduser())
     if not isinstance(name_or_path, Path) and _HUB_ID.fullmatch(given):
-        folder = _fetch_from_hub(given)
-        return given, folder, folder / COMPACT_VOCABULARY_FILE
+        fetched = _fetch_from_hub(given)
+        return _place(given, fetched, fetched)
     raise InputError(f"no model {given!r}; {_known_names()}")
+
+
+def _place(name: str, folder: Path, beside: Path) -> _Place:
+    """A model whose compact vocabulary, adapters and probe lie in the folder `beside`."""
+    return _Place(name, folder, beside / COMPACT_VOCABULARY_FILE, beside / ADAPTERS_FILE)
+
+
+def _with_adapters(base: _Place, folder: Path) -> _Place:
+    """The same model with the adapters of a folder, and the compact vocabulary that is beside them."""
+    if not (folder / ADAPTERS_FILE).is_file():
+        raise InputError(
+            f"{folder} holds no {ADAPTERS_FILE}; in MODEL+FOLDER the folder is one that "
+            "`sde-gym train-adapters` wrote"
+        )
+    vocabulary = folder / COMPACT_VOCABULARY_FILE
+    if not vocabulary.is_file():
+        vocabulary = base.vocabulary
+    return _Place(f"{base.name}+{folder}", base.folder, vocabulary, folder / ADAPTERS_FILE)
 
 
 def _known_names() -> str:
