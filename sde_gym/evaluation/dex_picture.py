@@ -20,7 +20,8 @@ _LINES = {
     "dex_without_decs": ("without DECS", "#7fa9d6", "s"),
     "dex_single_exit": ("single exit", "#9aa5b5", "^"),
 }
-_ONE_DEVICE = {"layerskip": "LayerSkip, best static", "del": "DEL", "lite": "LITE", "lede": "LEDE"}
+_ONE_DEVICE = {"layerskip": "LayerSkip, best static", "del": "DEL", "adadecode": "AdaDecode",
+               "lite": "LITE", "lede": "LEDE"}  # fmt: skip
 
 
 def ead_picture(results: Mapping[str, Any], path: Path) -> None:
@@ -65,8 +66,10 @@ def ead_picture(results: Mapping[str, Any], path: Path) -> None:
     unseen = layers - 1 - len(recorded)
     grid_note = f"; {unseen} of the depths were not recorded" if unseen else ""
     figure.suptitle(
-        f"{results['model']}, {parts[0]['positions']} tokens{grid_note}", fontsize=9.5, color=_INK
-    )
+        f"How deep a token must go: {results['model']}, {parts[0]['positions']} tokens{grid_note}; "
+        "dashed: mean; oracle: L / mean",
+        fontsize=9.5, color=_INK,
+    )  # fmt: skip
     _save(figure, path)
 
 
@@ -96,7 +99,10 @@ def speedup_picture(results: Mapping[str, Any], path: Path) -> None:
         raise InputError("no row of DEX to show: sweep over at least one number of explorers")
     figure = Figure(figsize=(9.6, 4.3), dpi=160, facecolor="#ffffff", layout="constrained")
     panels = figure.subplots(1, 2)
-    titles = {"simulated_speedup": "simulated speed-up, heads counted", "depth_speedup": "L / mean depth"}
+    titles = {
+        "simulated_speedup": "Simulated speed-up, heads counted",
+        "depth_speedup": "Depths found: L / mean depth",
+    }
     for axes, (key, title) in zip(panels, titles.items(), strict=True):
         for method, rows in lines.items():
             label, colour, marker = _LINES[method]
@@ -125,17 +131,25 @@ def speedup_picture(results: Mapping[str, Any], path: Path) -> None:
     panels[1].axhline(oracle, color=_INK, linewidth=1.1, linestyle=(0, (6, 3)))
     panels[1].annotate(
         f"oracle: L / mean EAD = {oracle:.2f}×", (0.01, oracle), xycoords=("axes fraction", "data"),
-        xytext=(2, 3), textcoords="offset points", fontsize=8.5, color=_INK,
+        xytext=(2, 4), textcoords="offset points", fontsize=8.5, color=_INK, zorder=4,
+        bbox={"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
     )  # fmt: skip
     for axes in panels:
         axes.set_ylim(0.9 if axes.get_ylim()[0] > 0.9 else None, 1.06 * axes.get_ylim()[1])
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8.5, ncols=4,
                   loc="outside lower center")  # fmt: skip
     figure.suptitle(
-        f"{results['model']}, {results['texts']} texts; from traces, passing between devices costs nothing",
+        f"{results['model']}, {results['texts']} texts; passing between devices costs nothing; "
+        f"dotted: methods of one device{_deepest(results)}",
         fontsize=9.5, color=_INK,
     )  # fmt: skip
     _save(figure, path)
+
+
+def _deepest(results: Mapping[str, Any]) -> str:
+    """Where explorers cannot stand, if deep layers were not recorded: the last stage stays long then."""
+    deepest, layers = max(results["depths"], default=0), results["num_layers"]
+    return "" if deepest == layers - 1 else f"\nno depth between {deepest} and {layers} was recorded"
 
 
 def _spread(axes: Any, values: list[float]) -> list[float]:
