@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from sde_gym.errors import InputError
 from sde_gym.options import parse_list, settings_command
@@ -170,6 +171,30 @@ def train_probe(
     console.print(
         f"{out}: the probe {probe.identity} of {probe.model}; on prompts not fitted to", soft_wrap=True
     )
+
+
+@settings_command(app, "train-adapters", "sde_gym.models.adapter_settings:AdapterSettings")
+def train_adapters(
+    settings: Any,
+    out: Annotated[Path, typer.Option(help="Folder for the adapters; a run that was stopped there goes on.")],
+    model: Model = "smollm2-135m",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
+) -> None:
+    """Train adapters: small maps that let a standard model's shallow layers speak."""
+    from sde_gym.models.adapter_training import train_adapters
+
+    with progress_bars() as advance:
+        found = train_adapters(model, settings, out, threads, advance)
+    table = Table("depth", "without", "with adapter", "vocabulary allows", "sure", "right where sure")
+    for depth, row in found["report"].items():
+        right = row["sure_agreement"]
+        table.add_row(
+            depth, f"{row['without']:.1%}", f"{row['agreement']:.1%}", f"{row['offered']:.1%}",
+            f"{row['sure']:.1%}", "–" if right is None else f"{right:.1%}",
+        )  # fmt: skip
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"use them as --model {model}+{out}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -358,7 +383,7 @@ def dex(
         Path | None, typer.Option(help="Folder for ead.png and, with --sweep, speedup.png.")
     ] = None,
 ) -> None:
-    """How early tokens are settled, and the ticks and speed-ups of depth exploration, from traces."""
+    """How early tokens are settled, and the ticks, lattices and speed-ups of depth exploration."""
     from sde_gym.evaluation.dex_picture import ead_picture, speedup_picture
     from sde_gym.evaluation.dex_sweep import dex_report
     from sde_gym.files import write_json
@@ -378,15 +403,19 @@ def dex(
     console.print(table)
     if results["rows"]:
         table = Table(
-            "method", "exploration set", "ticks/token", "speed-up", "layers only", "L/depth", "of oracle"
-        )
+            Column("method", no_wrap=True), Column("set", overflow="fold"),
+            *(Column(name, no_wrap=True)
+              for name in ("ticks", "speed-up", "L/depth", "oracle", "lattice", "same")),
+            box=box.SIMPLE_HEAD, pad_edge=False,
+        )  # fmt: skip
         for row in results["rows"]:
             chosen, ticks, share = row["exploration_set"], row["ticks_per_token"], row["oracle_share"]
             table.add_row(
                 row["method"], row["setting"] if chosen is None else ",".join(map(str, chosen)),
                 "" if ticks is None else f"{ticks:.3f}", f"{row['simulated_speedup']:.2f}x",
-                f"{row['layer_speedup']:.2f}x", f"{row['depth_speedup']:.2f}x",
-                "" if share is None else f"{share:.0%}",
+                f"{row['depth_speedup']:.2f}x", "" if share is None else f"{share:.0%}",
+                "" if row["lattice_tokens"] is None else f"{row['lattice_tokens']:.1f}",
+                f"{row['identical_texts']}/{row['decoded_texts']}" if row["decoded_texts"] else "",
             )  # fmt: skip
         console.print(table)
     for note in results["notes"]:
@@ -869,6 +898,27 @@ def bench_record(
     if json is not None:
         found.save(json)
         console.print(f"{json}: every measurement", soft_wrap=True)
+
+
+@settings_command(bench_app, "explorers", "sde_gym.evaluation.bench_explorers:ExplorerSettings")
+def bench_explorers(
+    settings: Any,
+    out: Annotated[Path, typer.Option(help="Folder for the figures and the table.")] = Path(
+        "runs/bench-explorers"
+    ),
+) -> None:
+    """Measure depth exploration by one process a stage beside plain decoding with as many threads."""
+    from sde_gym.decoding.dex.group import ExplorersEndedError
+    from sde_gym.evaluation.bench_explorers import RESULTS_FILE, TABLE_FILE, bench_explorers
+
+    with progress_bars() as advance:
+        try:
+            bench_explorers(settings, out, advance)
+        except ExplorersEndedError as error:
+            raise InputError(str(error)) from None
+    console = Console(highlight=False)
+    console.print((out / TABLE_FILE).read_text(encoding="utf-8"), soft_wrap=True, markup=False)
+    console.print(f"{out / RESULTS_FILE}: every measurement", soft_wrap=True)
 
 
 @settings_command(bench_app, "decode", "sde_gym.evaluation.decode_settings:DecodeSettings")

@@ -70,7 +70,7 @@ def _run(settings: DecodeSettings, out: Path, progress: Progress) -> dict[str, A
     started = datetime.now(UTC)
     # Everything that can be refused is refused before anything is written.
     names = chosen_methods(settings)
-    model = load_model(settings.model)
+    model = load_model(settings.model, settings.dtype)
     train = load_prompts(settings.train_prompts)[: settings.train_limit]
     asked = of_task(load_prompts(settings.prompts), settings.task)
     left = unseen(asked, train)
@@ -119,7 +119,7 @@ def _run(settings: DecodeSettings, out: Path, progress: Progress) -> dict[str, A
         "rows": table,
         "tasks": tasks,
         "differences": differences,
-        "notes": notes + refused,
+        "notes": notes + refused + [made.note for made in contenders.values() if made.note],
         **identity,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),

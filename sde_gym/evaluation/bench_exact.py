@@ -1,9 +1,9 @@
 """`sde-gym bench exact`: whether every method's text is plain decoding's, over many prompts.
 
 Plain decoding goes one token at a time; the methods decode several texts in shared passes
-(`speculative_batch`), so rounding differs as much as it ever will. A text that parts from plain
-decoding's is held against the gap between the two best final logits where it does: below `NEAR_TIE`
-another order of summation may turn them, above it the decoder is wrong.
+(`speculative_batch`), `dex` several branches of one text, so rounding differs as much as it ever will. A
+text that parts from plain decoding's is held against the gap between the two best final logits where it
+does: below `NEAR_TIE` another order of summation may turn them, above it the decoder is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sde_gym.decoding import DecodeResult, autoregressive, speculative_batch
+from sde_gym.decoding import DecodeResult, speculative_batch
 from sde_gym.decoding.result import NEAR_TIE
 from sde_gym.errors import InputError
 from sde_gym.evaluation.decode_contender import Contender
@@ -65,7 +65,7 @@ def bench_exact(
 
 def _run(settings: DecodeSettings, out: Path, batch: int, progress: Progress) -> dict[str, Any]:
     names = chosen_methods(settings)
-    model = load_model(settings.model)
+    model = load_model(settings.model, settings.dtype)
     train = load_prompts(settings.train_prompts)[: settings.train_limit]
     measured = unseen(of_task(load_prompts(settings.prompts), settings.task), train)[: settings.limit]
     prompts = encoded(model, measured, settings.max_new_tokens)
@@ -82,11 +82,11 @@ def _run(settings: DecodeSettings, out: Path, batch: int, progress: Progress) ->
     ids = [tokens for _, _, tokens in prompts]
     contenders = {name: METHODS[name](prepared) for name in names if name not in results["texts"]}
     for name, contender in contenders.items():
-        if name != "ar" and contender.controller is None:
+        if contender.controller is None and contender.counted is None:
             continue  # transformers' own
         progress(f"decode: {name}", 0, len(ids))
         decoded: list[DecodeResult] = []
-        step = 1 if name in ("ar", "oracle") else batch
+        step = 1 if contender.counted is not None or name == "oracle" else batch
         for first in range(0, len(ids), step):
             decoded += _decode(model, settings, name, contender, ids[first : first + step], first)
             progress(f"decode: {name}", len(decoded), len(ids))
@@ -124,8 +124,8 @@ def _decode(
 ) -> list[DecodeResult]:  # fmt: skip
     """Some texts of one method, the first of which has this number."""
     budget = settings.max_new_tokens
-    if name == "ar":
-        return [autoregressive(model, ids, budget, count_near_ties=True) for ids in prompts]
+    if contender.counted is not None:
+        return [contender.counted(ids, first + number) for number, ids in enumerate(prompts)]
     if name == "oracle":  # its plans are known to what is timed only
         return [contender.decode(ids, first + number) for number, ids in enumerate(prompts)]
     assert contender.controller is not None

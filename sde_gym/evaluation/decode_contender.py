@@ -28,6 +28,8 @@ class Contender:
         max_draft: its cap on the proposals of a round.
         columns: further columns of its table row.
         identity: what tells it from the same method made otherwise.
+        counted: the same, greedy, with near-ties counted: of our decoders that no controller leads.
+        note: what a reader of the tables has to know of it.
     """
 
     decode: Method
@@ -36,6 +38,8 @@ class Contender:
     max_draft: int = 0
     columns: dict[str, Any] = field(default_factory=dict)
     identity: str = ""
+    counted: Method | None = None
+    note: str = ""
 
 
 def simulate(contender: Contender, prepared: Preparation) -> RunResult | None:

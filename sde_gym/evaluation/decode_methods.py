@@ -13,15 +13,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sde_gym.decoding import DecodeResult, autoregressive
+from sde_gym.decoding.dex import dex
 from sde_gym.envs.hindsight import PlannedController, least_cost
 from sde_gym.errors import InputError
+from sde_gym.evaluation.adadecode_settings import adadecode_candidates
 from sde_gym.evaluation.benchmark import ar_method
 from sde_gym.evaluation.decode_contender import Contender, controlled, draw_seeds, learned, token_rules
 from sde_gym.evaluation.decode_preparation import Candidate, Preparation
 from sde_gym.evaluation.decode_settings import DecodeSettings
+from sde_gym.evaluation.exploration_choice import chosen_exploration_set
+from sde_gym.evaluation.exploration_sets import nested_split
 from sde_gym.evaluation.peers import assistant_early_exit_method, generate_method, prompt_lookup_method
 from sde_gym.policies.ablation import DepthChoiceOnly, LengthChoiceOnly
-from sde_gym.policies.adadecode import AdaDecodeController
 from sde_gym.policies.controller import View
 from sde_gym.policies.draft_verify import DraftVerifyController
 from sde_gym.policies.dynamic_exit_layer import DELController
@@ -35,11 +39,15 @@ LITE_TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9)
 #: CALM's thresholds tried on training texts.
 CALM_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
-#: AdaDecode's thresholds tried on training texts; the paper's are 0.75 to 0.85.
-ADADECODE_THRESHOLDS = (0.4, 0.6, 0.75)
+#: Explorers of DEX, all in one process.
+DEX_EXPLORERS = 4
 
-#: Depths at which AdaDecode has heads.
-ADADECODE_HEADS = 3
+#: What the tables say of it.
+DEX_NOTE = (
+    "`dex` is in one process: all stages of a tick run one after the other, and branches that are dropped "
+    "are run, too. So it is slower than `ar`; side by side its explorers are measured by `sde-gym bench "
+    "explorers`."
+)
 
 
 Builder = Callable[[Preparation], Contender]
@@ -68,7 +76,11 @@ def chosen_methods(settings: DecodeSettings) -> tuple[str, ...]:
 
 
 def _ar(prepared: Preparation) -> Contender:
-    return Contender(ar_method(prepared.model, prepared.settings.max_new_tokens, token_rules(prepared)))
+    model, budget = prepared.model, prepared.settings.max_new_tokens
+    return Contender(
+        ar_method(model, budget, token_rules(prepared)),
+        counted=lambda ids, number: autoregressive(model, ids, budget, count_near_ties=True),
+    )
 
 
 def _generate(prepared: Preparation) -> Contender:
@@ -135,13 +147,33 @@ def _del(prepared: Preparation) -> Contender:
 
 
 def _adadecode(prepared: Preparation) -> Contender:
-    depths = prepared.depths
-    first = max(0, (len(depths) - ADADECODE_HEADS + 1) // 2)
-    offers = (depths[first : first + ADADECODE_HEADS], (prepared.static.exit_depth,))
-    candidates: list[Candidate] = [
-        (AdaDecodeController(threshold), offer) for threshold in ADADECODE_THRESHOLDS for offer in offers
-    ]
+    candidates: list[Candidate] = [*adadecode_candidates(prepared.depths, prepared.static.exit_depth)]
     return controlled(prepared, prepared.fewest_layers("adadecode", candidates))
+
+
+def _dex(prepared: Preparation) -> Contender:
+    model, budget, rules = prepared.model, prepared.settings.max_new_tokens, token_rules(prepared)
+    chosen = _dex_depths(prepared)
+
+    def decode(ids: list[int], number: int) -> DecodeResult:
+        return dex(model, ids, chosen, budget, rules=rules(number))
+
+    return Contender(
+        decode,
+        columns={"explorers": len(chosen), "exploration_set": list(chosen)},
+        identity=str(list(chosen)),
+        counted=lambda ids, number: dex(model, ids, chosen, budget, count_near_ties=True),
+        note=DEX_NOTE,
+    )
+
+
+def _dex_depths(prepared: Preparation) -> tuple[int, ...]:
+    """The set that takes least on the training traces, if the even one is among those to choose from."""
+    layers = prepared.model.num_layers
+    even = nested_split(layers, min(DEX_EXPLORERS, layers))
+    if {*even[:-1]} <= {*prepared.depths}:
+        return chosen_exploration_set(prepared.traces, len(even))
+    return even
 
 
 def _lede(prepared: Preparation) -> Contender:
@@ -188,6 +220,7 @@ METHODS: dict[str, Builder] = {
     "calm": _calm,
     "del": _del,
     "adadecode": _adadecode,
+    "dex": _dex,
     "lede": _lede,
     "lede_no_depth": _lede_no_depth,
     "lede_no_length": _lede_no_length,

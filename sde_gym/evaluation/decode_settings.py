@@ -28,6 +28,7 @@ class DecodeSettings:
     """What the decoding benchmark does."""
 
     model: str = setting("stdlib-20m", "model: a shipped name, a local path or a hub id")
+    dtype: str = setting("float32", "float32 or bfloat16; the latter parts from plain decoding at near-ties")
     prompts: str = setting("stdlib:held-out", "prompt set or JSONL file to measure on")
     train_prompts: str = setting("stdlib:train", "prompt set or JSONL file to tune and train on")
     task: str | None = setting(None, "measure prompts of this task only")

@@ -213,8 +213,9 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str, 
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    pair = [row.get("exit_depth"), row.get("draft_length")]
-    return f"`{row['method']}`" + (f" ({pair[0]}, {pair[1]})" if None not in pair else "")
+    """The method and, where it has one, its setting."""
+    setting = row.get("exploration_set") or [row.get("exit_depth"), row.get("draft_length")]
+    return f"`{row['method']}`" + (f" ({', '.join(map(str, setting))})" if None not in setting else "")
 
 
 def _cell(row: Mapping[str, Any], key: str, form: str) -> str:

@@ -1,4 +1,4 @@
-"""DEX and the selection methods side by side, computed from traces alone.
+"""DEX and the selection methods side by side: counted from traces, and the lattice decoded on some texts.
 
 Every row has the same columns. Two of them can be compared across all methods, though N explorers are N
 devices and a selection method is one:
@@ -13,21 +13,24 @@ devices and a selection method is one:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sde_gym.envs.arguments import candidate_depths
-from sde_gym.envs.hindsight import headroom
-from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
-from sde_gym.evaluation.dex_ticks import TickCount, dex_ticks
+from sde_gym.evaluation.dex_live import LiveTexts, model_of
+from sde_gym.evaluation.dex_rows import COLUMNS, dex_row
+from sde_gym.evaluation.dex_selection import (
+    adadecode_row,
+    best_replayed_static,
+    chosen_adadecode,
+    selection_row,
+)
+from sde_gym.evaluation.dex_ticks import dex_ticks
 from sde_gym.evaluation.exploration_choice import chosen_exploration_set
 from sde_gym.evaluation.exploration_sets import head_costs, nested_split
-from sde_gym.evaluation.selection_overhead import SelectionOverhead, selection_overhead
 from sde_gym.offline.collect import trace_set_id
 from sde_gym.policies.controller import Controller
 from sde_gym.policies.dynamic_exit_layer import DELController
@@ -43,15 +46,21 @@ from sde_gym.settings import (
     setting,
 )
 from sde_gym.traces import TraceSet, load_traces
-from sde_gym.traces.ead import ead_summaries, earliest_depths
+from sde_gym.traces.ead import ead_summaries
 
 #: Numbers of explorers compared unless others are given.
 DEFAULT_EXPLORERS = (2, 3, 4, 6, 8)
+
+#: Texts decoded for real unless said otherwise.
+DEFAULT_LATTICE_TEXTS = 3
 
 #: What LITE's thresholds aim at.
 LITE_ACCEPTANCE = 0.9
 
 Progress = Callable[[int, int, str], None]
+
+#: A planned row: its method, and what makes it.
+Planned = tuple[str, Callable[[], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,13 @@ class DexSettings:
         None,
         "trace set of other texts, to choose exploration sets, the static setting and LITE's thresholds on",
     )
-    policy: str | None = setting(None, "a LEDE policy file to compare with")
+    model: str | None = setting(
+        None, "model that the traces were recorded from, to decode with; by the name they hold if not given"
+    )
+    lattice_texts: int = setting(
+        DEFAULT_LATTICE_TEXTS, "texts decoded for real, to count the lattice; 0: from traces alone"
+    )
+    policy: tuple[str, ...] | None = setting(None, "LEDE policy files or folders to compare with")
     depths: tuple[int, ...] | None = setting(
         None, f"candidate depths of selection methods; the recorded ones of {DEFAULT_DEPTHS} if not given"
     )
@@ -81,8 +96,13 @@ class DexSettings:
         Raises:
             InputError: the message names the setting, its value and its limit.
         """
-        check_settings(self, ("max_draft",), is_whole, "{name} is {value!r}; it must be a whole number")
+        counts = ("max_draft", "lattice_texts")
+        check_settings(self, counts, is_whole, "{name} is {value!r}; it must be a whole number")
         check_settings(self, ("max_draft",), at_least_one, "{name} must be at least 1, not {value}")
+        if self.lattice_texts < 0:
+            raise InputError(f"lattice_texts must be at least 0, not {self.lattice_texts}")
+        if isinstance(self.policy, (str, Path)):
+            raise InputError(f"policy: {self.policy!r} is one policy; give a list of them, such as [...]")
 
 
 def dex_report(settings: DexSettings, sweep: bool = True, progress: Progress | None = None) -> dict[str, Any]:
@@ -99,20 +119,24 @@ def dex_report(settings: DexSettings, sweep: bool = True, progress: Progress | N
         explains every entry.
 
     Raises:
-        InputError: a set that cannot be loaded, does not fit, or was recorded without a depth that is needed.
+        InputError: a set that cannot be loaded, does not fit, or was recorded without a depth that is needed;
+            a model that was named and did not record the traces.
+        TickMismatchError: the lattice takes other ticks than were counted (`dex_live.compare_ticks`).
     """
     traces = load_traces(settings.traces)
     training = None if settings.chosen_on is None else load_traces(settings.chosen_on)
     if training is not None:
         _check_training(traces, training)
     notes: list[str] = []
-    planned: list[tuple[str, Callable[[], dict[str, Any]]]] = []
+    planned: list[Planned] = []
+    if settings.exploration_set is not None or sweep:
+        live = _live(traces, settings, notes)
     if settings.exploration_set is not None:
         given = dex_ticks(traces, settings.exploration_set)
-        planned.append(("dex_given", lambda: dex_row("dex_given", given, traces)))
+        planned.append(("dex_given", lambda: dex_row("dex_given", given, traces, live=live)))
     if sweep:
-        planned += _explorers(traces, training, settings, notes)
-        planned += _selection(traces, training, settings, notes)
+        planned += _explorers(traces, training, settings, notes, live)
+        planned += _selection(traces, training, settings, notes, live)
     rows = []
     for number, (method, row) in enumerate(planned):
         if progress is not None:
@@ -122,7 +146,7 @@ def dex_report(settings: DexSettings, sweep: bool = True, progress: Progress | N
         progress(len(planned), len(planned), "")
     exit_head, final_head = head_costs(traces)
     return {
-        "rows": rows,
+        "rows": [{name: row[name] for name in COLUMNS} for row in rows],
         "ead": [
             {
                 "task": found.task,
@@ -147,88 +171,34 @@ def dex_report(settings: DexSettings, sweep: bool = True, progress: Progress | N
     }
 
 
-def dex_row(method: str, count: TickCount, traces: TraceSet, decs: bool = True) -> dict[str, Any]:
-    """The row of an exploration set.
-
-    Args:
-        method: its name.
-        count: of these traces.
-        traces: judged on.
-        decs: whether the count is with DECS.
-    """
-    ead = earliest_depths(traces)
-    return {
-        "method": method,
-        "setting": f"N = {count.explorers}",
-        "devices": count.explorers,
-        "explorers": count.explorers,
-        "exploration_set": list(count.exploration_set),
-        "resolution": count.resolution,
-        "decs": decs,
-        "tokens": int(count.tokens.sum()),
-        "ticks_per_token": count.ticks_per_token,
-        "tick_speedup": count.tick_speedup,
-        "simulated_speedup": count.tick_speedup,
-        "layer_speedup": count.layer_speedup,
-        "depth_speedup": count.depth_speedup,
-        "oracle_share": _number(headroom(count.depth_speedup, 1.0, traces.num_layers / float(ead.mean()))),
-        "late_exit": float(np.maximum(count.depth - ead, 0).mean()),
-        "fallback": 0.0,
-        "early_match": float(np.maximum(ead - count.depth, 0).mean()),
-        "lattice_tokens": count.lattice_bound,
-        "lattice_tokens_kind": "bound",
-        "identical_to_ar": None,
-    }
-
-
-def selection_row(method: str, found: SelectionOverhead) -> dict[str, Any]:
-    """The row of a selection method."""
-    return {
-        "method": method,
-        "setting": found.result.controller,
-        "devices": 1,
-        "explorers": None,
-        "exploration_set": None,
-        "resolution": None,
-        "decs": None,
-        "tokens": len(found.rows),
-        "ticks_per_token": None,
-        "tick_speedup": None,
-        "simulated_speedup": found.result.speedup,
-        "layer_speedup": found.result.layer_speedup,
-        "depth_speedup": found.depth_speedup,
-        "oracle_share": _number(found.oracle_share),
-        "late_exit": found.late_exit,
-        "fallback": found.fallback,
-        "early_match": found.early_match,
-        "lattice_tokens": None,
-        "lattice_tokens_kind": None,
-        "identical_to_ar": None,
-    }
-
-
-def best_replayed_static(traces: TraceSet, depths: Sequence[int], max_draft: int) -> StaticController:
-    """The static setting of highest simulated speed-up, heads counted: depths x lengths 1..max_draft."""
-    grid = [StaticController(depth, length) for depth in depths for length in range(1, max_draft + 1)]
-    return max(
-        grid,
-        key=lambda static: (
-            run_controller(traces, static, depths=(static.exit_depth,), max_draft=max_draft).speedup
-        ),
-    )
+def _live(traces: TraceSet, settings: DexSettings, notes: list[str]) -> LiveTexts | None:
+    """The texts to decode; None if none are asked for, or the traces' own model is not here."""
+    if settings.lattice_texts == 0:
+        notes.append("nothing was decoded (lattice_texts 0): lattice columns are empty")
+        return None
+    try:
+        return LiveTexts(model_of(traces, settings.model), traces, settings.lattice_texts)
+    except InputError as error:
+        if settings.model is not None:
+            raise
+        notes.append(f"nothing was decoded, lattice columns are empty: {error}")
+        return None
 
 
 def _explorers(
-    traces: TraceSet, training: TraceSet | None, settings: DexSettings, notes: list[str]
-) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+    traces: TraceSet,
+    training: TraceSet | None,
+    settings: DexSettings,
+    notes: list[str],
+    live: LiveTexts | None,
+) -> list[Planned]:
     """Rows of DEX for each number of explorers."""
-    planned: list[tuple[str, Callable[[], dict[str, Any]]]] = []
+    planned: list[Planned] = []
 
     def plan(method: str, chosen: Sequence[int], decs: bool = True, single_exit: bool = False) -> None:
         def row() -> dict[str, Any]:
-            return dex_row(
-                method, dex_ticks(traces, chosen, decs=decs, single_exit=single_exit), traces, decs
-            )
+            count = dex_ticks(traces, chosen, decs=decs, single_exit=single_exit)
+            return dex_row(method, count, traces, decs, single_exit, live)
 
         planned.append((method, row))
 
@@ -257,13 +227,13 @@ def _explorers(
 
 
 def _selection(
-    traces: TraceSet, training: TraceSet | None, settings: DexSettings, notes: list[str]
-) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Rows of the selection methods that replay can serve."""
-    notes.append(
-        "adadecode is left out: one depth goes on from what another proposed, which no trace holds; "
-        "`sde-gym bench decode` measures it"
-    )
+    traces: TraceSet,
+    training: TraceSet | None,
+    settings: DexSettings,
+    notes: list[str],
+    live: LiveTexts | None,
+) -> list[Planned]:
+    """Rows of the selection methods."""
     if not traces.overrun:
         notes.append(
             "selection methods are left out: recorded without overrun, which hides the cost of drafting on"
@@ -271,31 +241,63 @@ def _selection(
         return []
     common = [depth for depth in DEFAULT_DEPTHS if depth in traces.depths]
     depths = candidate_depths(settings.depths or common or None, traces)
-    methods: list[tuple[str, Callable[[], Controller], tuple[int, ...], int]] = []
+    planned: list[Planned] = []
+
+    def plan(method: str, make: Callable[[], Controller], offered: tuple[int, ...], most: int) -> None:
+        planned.append((method, lambda: selection_row(method, make(), traces, offered, most, live)))
+
+    static = None
     if training is not None and training.overrun:
-        methods.append((
-            "layerskip", lambda: best_replayed_static(training, depths, settings.max_draft), depths,
-            settings.max_draft,
-        ))  # fmt: skip
+        static = best_replayed_static(training, depths, settings.max_draft)
+        best = static
+        plan("layerskip", lambda: best, depths, settings.max_draft)
     elif training is not None:
         notes.append("layerskip is left out: the set that it would be chosen on was recorded without overrun")
-    methods.append(("del", DELController, depths, settings.max_draft))
+    plan("del", DELController, depths, settings.max_draft)
+    if live is None:
+        notes.append(
+            "adadecode is left out: one depth goes on from what another proposed, which no trace holds, so "
+            "it has to be decoded"
+        )
+    else:
+        if len(live) < len(traces):
+            notes.append(
+                f"adadecode is decoded on {len(live)} of the {len(traces)} texts, so that its row is not to be "
+                "compared closely; lattice_texts says on how many"
+            )
+        planned.append(("adadecode", _adadecode(live, training, static, depths, settings)))
     if training is not None:
         lite = LITEController.calibrated(training, LITE_ACCEPTANCE, depths)
-        methods.append(("lite", lambda: lite, depths, settings.max_draft))
-    if settings.policy is not None:
-        policy = load_policy(settings.policy)
-        offered = candidate_depths(policy.depths, traces)
-        methods.append(("lede", lambda: policy, offered, policy.max_draft))
+        plan("lite", lambda: lite, depths, settings.max_draft)
+    for given in settings.policy or ():
+        _plan_policy(given, traces, plan)
+    return planned
 
-    def row(
-        method: str, make: Callable[[], Controller], offered: tuple[int, ...], max_draft: int
-    ) -> Callable[[], dict[str, Any]]:
-        return lambda: selection_row(
-            method, selection_overhead(traces, make(), depths=offered, max_draft=max_draft)
-        )
 
-    return [(entry[0], row(*entry)) for entry in methods]
+def _adadecode(
+    live: LiveTexts,
+    training: TraceSet | None,
+    static: StaticController | None,
+    depths: tuple[int, ...],
+    settings: DexSettings,
+) -> Callable[[], dict[str, Any]]:
+    """AdaDecode, its setting chosen on texts of the other set where there is one."""
+
+    def row() -> dict[str, Any]:
+        others = None if training is None else LiveTexts(live.model, training, settings.lattice_texts)
+        static_depth = None if static is None else static.exit_depth
+        controller, offered = chosen_adadecode(others, depths, static_depth, settings.max_draft)
+        return adadecode_row(controller, live, offered, settings.max_draft)
+
+    return row
+
+
+def _plan_policy(
+    given: str, traces: TraceSet, plan: Callable[[str, Callable[[], Controller], tuple[int, ...], int], None]
+) -> None:
+    """A policy at its own depths and cap."""
+    policy = load_policy(given)
+    plan("lede", lambda: policy, candidate_depths(policy.depths, traces), policy.max_draft)
 
 
 def _check_training(traces: TraceSet, training: TraceSet) -> None:
@@ -312,7 +314,3 @@ def _check_training(traces: TraceSet, training: TraceSet) -> None:
             f"chosen_on: {len(shared)} of its texts are judged on, too (for instance {shared[0]!r}); give "
             "traces of other texts"
         )
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

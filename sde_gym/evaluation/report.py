@@ -32,6 +32,7 @@ METHOD_NAMES = {
     "calm": "CALM",
     "del": "DEL",
     "adadecode": "AdaDecode",
+    "dex": "DEX, in one process",
     "lede": "LEDE (learned policy)",
     "lede_no_depth": "LEDE without depth choice",
     "lede_no_length": "LEDE without length choice",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from sde_gym.cli import app
 from sde_gym.errors import InputError
 from sde_gym.evaluation.bench_decode import bench_decode, command_line
-from sde_gym.evaluation.decode_methods import GREEDY_ONLY, METHODS, Oracle, chosen_methods
+from sde_gym.evaluation.decode_methods import DEX_NOTE, GREEDY_ONLY, METHODS, Oracle, chosen_methods
 from sde_gym.evaluation.decode_settings import DecodeSettings
 from sde_gym.evaluation.measured_prompts import load_references
 from sde_gym.evaluation.report import write_report
@@ -25,7 +26,7 @@ pytest.importorskip("rouge_score")
 
 NAMES = (
     "ar", "generate", "prompt_lookup", "assistant_early_exit", "static", "draft_verify", "lite", "calm",
-    "del", "adadecode", "lede", "lede_no_depth", "lede_no_length", "lede_speed", "oracle",
+    "del", "adadecode", "dex", "lede", "lede_no_depth", "lede_no_length", "lede_speed", "oracle",
 )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def test_every_method_is_measured(finished: tuple[Path, dict[str, Any]]) -> None
 def test_simulated_beside_measured(finished: tuple[Path, dict[str, Any]]) -> None:
     _, results = finished
     simulated = {row["method"]: row["simulated_speedup"] for row in results["rows"]}
-    for name in ("ar", "generate", "prompt_lookup", "assistant_early_exit", "adadecode"):
+    for name in ("ar", "generate", "prompt_lookup", "assistant_early_exit", "adadecode", "dex"):
         assert simulated[name] is None
     assert any("`adadecode` was not simulated" in note for note in results["notes"])
     served = {name: value for name, value in simulated.items() if value is not None}
@@ -101,6 +102,15 @@ def test_simulated_beside_measured(finished: tuple[Path, dict[str, Any]]) -> Non
     for rows in results["tasks"].values():
         for row in rows:
             assert (row["simulated_speedup"] is None) == (simulated[row["method"]] is None)
+
+
+def test_the_even_exploration_set_where_its_depths_were_not_recorded() -> None:
+    """Nothing is recorded for it: a set that could not be found is no reason to choose another."""
+    prepared: Any = SimpleNamespace(
+        model=SimpleNamespace(num_layers=24), depths=(1, 2, 3, 4, 6, 8, 12),
+        settings=DecodeSettings(),
+    )  # fmt: skip
+    assert METHODS["dex"](prepared).columns == {"explorers": 4, "exploration_set": [6, 12, 18, 24]}
 
 
 def test_tasks_have_tables_of_their_own(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -121,6 +131,10 @@ def test_the_files_to_read(finished: tuple[Path, dict[str, Any]], tmp_path: Path
     static = next(row for row in results["rows"] if row["method"] == "static")
     assert results["static_candidates"][0].keys() >= {"exit_depth", "draft_length", "measured_speedup"}
     assert f"`static` ({static['exit_depth']}, {static['draft_length']})" in page
+    explored = next(row for row in results["rows"] if row["method"] == "dex")
+    assert (explored["explorers"], explored["exploration_set"]) == (4, [1, 2, 3, 4])
+    assert "`dex` (1, 2, 3, 4)" in page
+    assert DEX_NOTE in page
 
 
 def test_a_second_start_measures_nothing_and_trains_nothing(

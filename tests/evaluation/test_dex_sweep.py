@@ -15,7 +15,9 @@ from sde_gym.cli import app
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
 from sde_gym.evaluation.dex_picture import ead_picture, speedup_picture
-from sde_gym.evaluation.dex_sweep import DexSettings, best_replayed_static, dex_report
+from sde_gym.evaluation.dex_rows import COLUMNS
+from sde_gym.evaluation.dex_selection import best_replayed_static
+from sde_gym.evaluation.dex_sweep import DexSettings, dex_report
 from sde_gym.evaluation.dex_ticks import dex_ticks
 from sde_gym.policies.files import save_policy
 from sde_gym.policies.qnetwork import QController, QNetwork
@@ -53,13 +55,14 @@ def test_rows(report: dict[str, Any], folders: tuple[str, str]) -> None:
     for method in ("dex", "dex_without_decs", "dex_single_exit", "dex_chosen"):
         assert methods.count(method) == 5
     assert methods[-3:] == ["layerskip", "del", "lite"]
-    assert len({frozenset(row) for row in report["rows"]}) == 1  # the same columns everywhere
+    assert all(tuple(row) == COLUMNS for row in report["rows"])
     traces = load_traces(folders[0])
     by_hand = dex_ticks(traces, (2, 4, 6, 8))
     (row,) = (row for row in report["rows"] if (row["method"], row["explorers"]) == ("dex", 4))
     assert row["tick_speedup"] == row["simulated_speedup"] == by_hand.tick_speedup
     assert row["ticks_per_token"] == by_hand.ticks_per_token
-    assert (row["lattice_tokens"], row["identical_to_ar"]) == (15, None)
+    assert (row["lattice_bound"], row["lattice_tokens"], row["identical_to_ar"]) == (15, None, None)
+    assert any("nothing was decoded, lattice columns are empty" in note for note in report["notes"])
     mean_ead = report["ead"][0]["mean"]
     for row in report["rows"]:
         lost = row["late_exit"] + row["fallback"] - row["early_match"]
@@ -96,8 +99,9 @@ def test_a_policy_is_compared_with(folders: tuple[str, str], tmp_path: Path) -> 
     layers = [(np.array([[3.0, -3.0]], dtype=np.float32), bias), (np.eye(2, dtype=np.float32), bias)]
     policy = QController(QNetwork(layers), ("top1",), (2, 3), 8, 6)
     path, _ = save_policy(tmp_path / "policy", policy)
-    found = dex_report(DexSettings(traces=folders[0], explorers=(2,), policy=str(path)))
-    row = found["rows"][-1]
+    found = dex_report(DexSettings(traces=folders[0], explorers=(2,), policy=(str(path), str(path))))
+    row, again = found["rows"][-2:]
+    assert row == again
     result = run_controller(load_traces(folders[0]), policy, depths=(2, 3), max_draft=6)
     assert (row["method"], row["tokens"]) == ("lede", result.tokens.sum())
     assert (row["simulated_speedup"], row["layer_speedup"]) == (result.speedup, result.layer_speedup)
@@ -131,6 +135,10 @@ def test_sets_that_do_not_go_together(folders: tuple[str, str], tmp_path: Path) 
         dex_report(DexSettings(traces=folders[0], chosen_on=str(folder)))
     with pytest.raises(InputError, match="max_draft"):
         DexSettings(max_draft=0)
+    with pytest.raises(InputError, match="lattice_texts must be at least 0"):
+        DexSettings(lattice_texts=-1)
+    with pytest.raises(InputError, match="is one policy; give a list"):
+        DexSettings(policy="folder")  # type: ignore[arg-type]
 
 
 def test_pictures(report: dict[str, Any], tmp_path: Path) -> None:

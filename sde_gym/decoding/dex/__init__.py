@@ -11,6 +11,7 @@ while the token itself goes on, and what the last layer says decides which branc
 - `noise.py`: sampling whose depths agree
 - `decoder.py`, `result.py`: one text, and what is told of it
 - `stage.py`, `distributed.py`, `__main__.py`: one process a stage
+- `group.py`, `serve.py`, `timing.py`: such processes kept for many prompts, and what a stage takes by itself
 - `bridge.py`: inside transformers' `generate`
 - `picture.py`: the lattice over the ticks
 """

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sde_gym.decoding.dex.lattice import Lattice, Node
+from sde_gym.decoding.result import NEAR_TIE
 from sde_gym.decoding.round import TokenRules
 from sde_gym.models.layered import LayeredModel
 
@@ -24,9 +25,17 @@ class Proposer:
         model: its heads' compact vocabulary is respected.
         rules: how tokens are chosen; None = the most probable one.
         decs: whether stages avoid what shallower ones have proposed.
+        count_near_ties: whether to count them.
+
+    Attributes:
+        near_ties: final tokens chosen at one so far.
     """
 
-    def __init__(self, model: LayeredModel, rules: TokenRules | None, decs: bool) -> None:
+    def __init__(
+        self, model: LayeredModel, rules: TokenRules | None, decs: bool, count_near_ties: bool = False
+    ) -> None:
+        self.near_ties = 0
+        self._counts_near_ties = count_near_ties
         self.rules = rules
         self.decs = decs
         ids = model.compact_vocabulary
@@ -72,6 +81,9 @@ class Proposer:
         Raises:
             InputError: of the rules, if no token can be chosen.
         """
+        if self._counts_near_ties:
+            best = logits[0].topk(2).values
+            self.near_ties += int(best[0] - best[1] < NEAR_TIE)
         if self.rules is None:
             return int(logits.argmax())
         token = self.rules.verify(logits, lattice.ids, [], [])[1]

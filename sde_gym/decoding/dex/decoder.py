@@ -30,6 +30,7 @@ def dex(
     rules: TokenRules | None = None,
     on_tokens: Callable[[list[int]], None] | None = None,
     record: bool = False,
+    count_near_ties: bool = False,
 ) -> DexResult:
     """Explore several depths at once, lossless.
 
@@ -50,6 +51,7 @@ def dex(
             excludes is set to -inf before processors see an exit head's scores.
         on_tokens: given each token, in a list of one, as soon as it is emitted.
         record: keep every lattice token in the result's `nodes`.
+        count_near_ties: fill `near_ties`.
 
     Returns:
         Tokens equal to `autoregressive`'s in float32; with sampling rules, distributed like its.
@@ -66,8 +68,10 @@ def dex(
     rules = coupled(rules)
     ends = tuple(model.eos_token_ids if rules is None else rules.eos_token_ids)
     lattice = Lattice(prompt, len(depths), budget, ends, single_exit)
-    explorers = LocalExplorers(model, depths, Proposer(model, rules, decs), prompt)
+    proposer = Proposer(model, rules, decs, count_near_ties)
+    explorers = LocalExplorers(model, depths, proposer, prompt)
     Machine(
         lattice, explorers, result, rules=rules, eos_token_ids=ends, on_tokens=on_tokens, record=record
     ).run()
+    result.near_ties = proposer.near_ties
     return result

@@ -94,6 +94,9 @@ def _check_agreement(model: LayeredModel, asked: object) -> None:
 
 def _sum_work(model: LayeredModel, work: Work, result: DexResult) -> None:
     counts = torch.tensor([work.layer_passes, work.sequential_layers, work.head_calls], device=model.device)
+    seconds = torch.tensor(result.stage_seconds, device=model.device)  # 0 where others run the stage
     with lost_explorers("the last exchange"):
         dist.all_reduce(counts)
+        dist.all_reduce(seconds)
+    result.stage_seconds = seconds.tolist()
     result.layer_passes, result.sequential_layers, result.head_calls = counts.tolist()

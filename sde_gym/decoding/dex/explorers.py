@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence as Sequence_
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -15,11 +17,12 @@ from sde_gym.models.sequence import Sequence
 
 @dataclass(slots=True)
 class Work:
-    """What was run, since the counters were last set to 0."""
+    """What was run, since the counters were last set to 0; `seconds` is wall clock by stage."""
 
     layer_passes: int = 0
     sequential_layers: int = 0
     head_calls: int = 0
+    seconds: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Explorers(Protocol):
@@ -90,6 +93,13 @@ class LocalExplorers:
             self._clear_away()
 
     def _run(self, stage: int, nodes: list[Node], lattice: Lattice) -> list[int | None]:
+        """One stage's turn; its tokens' candidates."""
+        started = time.perf_counter()
+        found = self._candidates(stage, nodes, lattice)
+        self.work.seconds[stage] += time.perf_counter() - started
+        return found
+
+    def _candidates(self, stage: int, nodes: list[Node], lattice: Lattice) -> list[int | None]:
         depth, sequence = self.depths[stage], self.sequence
         slots = [self._slot(node) for node in nodes]
         if nodes[0].parent is not None:

@@ -128,6 +128,7 @@ class Machine:
         result.layer_passes = work.layer_passes
         result.sequential_layers = work.sequential_layers
         result.head_calls = work.head_calls
+        result.stage_seconds = [work.seconds[stage] for stage in range(self.lattice.stages)]
         self.state = State.DONE
 
     def _keep_record(self, nodes: list[Node]) -> None:

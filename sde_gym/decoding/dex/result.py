@@ -23,6 +23,8 @@ class DexResult(DecodeResult):
         commit_ticks: per token, the tick that emitted it.
         tick_tokens: per tick, the lattice tokens that were run (the prompt counts as one).
         round_tokens: per token, the (token, stage) evaluations since the commit before it.
+        stage_seconds: per stage, wall clock in its layers and heads, prefill left out; in one process
+            the others wait meanwhile.
         nodes: every lattice token there ever was, in order of arrival, if it was recorded.
     """
 
@@ -31,6 +33,7 @@ class DexResult(DecodeResult):
     commit_ticks: list[int] = field(default_factory=list)
     tick_tokens: list[int] = field(default_factory=list)
     round_tokens: list[int] = field(default_factory=list)
+    stage_seconds: list[float] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
 
     @property
@@ -58,6 +61,16 @@ class DexResult(DecodeResult):
     def seconds(self) -> float:
         """Wall clock, prefill included."""
         return self.prefill_seconds + self.decode_seconds
+
+    def stage_tokens(self) -> list[list[int]]:
+        """Per tick, the lattice tokens that each stage ran; of recorded nodes."""
+        stages = len(self.exploration_set)
+        found = [[0] * stages for _ in self.tick_tokens]
+        for node in self.nodes:
+            last = self.ticks if node.ended is None else node.ended
+            for tick in range(node.born, min(last, node.born + stages) if node.runs else node.born):
+                found[tick][tick - node.born] += 1
+        return found
 
     def alive_at(self, tick: int) -> list[Node]:
         """The lattice at the end of a tick, before anything is dropped; empty unless it was recorded.

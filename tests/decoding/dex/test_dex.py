@@ -287,3 +287,11 @@ def test_a_request_that_makes_no_sense(
 ) -> None:
     with pytest.raises(InputError, match=words):
         dex(model, prompt, DEPTHS, budget)
+
+
+def test_near_ties_are_counted(model: LayeredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = autoregressive(model, PROMPT, 20, count_near_ties=True)
+    assert dex(model, PROMPT, 3, 20, count_near_ties=True).near_ties == plain.near_ties
+    monkeypatch.setattr("sde_gym.decoding.dex.candidates.NEAR_TIE", 1e9)
+    assert dex(model, PROMPT, 3, 20, count_near_ties=True).near_ties == 20
+    assert dex(model, PROMPT, 3, 20).near_ties == 0
