@@ -262,8 +262,8 @@ def _selection(
     else:
         if len(live) < len(traces):
             notes.append(
-                f"adadecode is decoded on {len(live)} of the {len(traces)} texts, so that its row is not to be "
-                "compared closely; lattice_texts says on how many"
+                f"adadecode is decoded on {len(live)} of the {len(traces)} texts, so that its row is not to "
+                "be compared closely; lattice_texts says on how many"
             )
         planned.append(("adadecode", _adadecode(live, training, static, depths, settings)))
     if training is not None:

@@ -235,10 +235,9 @@ def _described(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
             f"{path}: format version {meta.get('format_version')!r}; this package reads version "
             f"{FORMAT_VERSION}; install the sde_gym that wrote it, or train the adapters again"
         )
-    depths = meta.get("depths")
-    rising = isinstance(depths, list) and depths and all(type(depth) is int for depth in depths)
-    rising = rising and depths == sorted({0, *depths})[1:]
-    if not rising or meta.get("kind") not in KINDS:
+    depths: Any = meta.get("depths")
+    whole = isinstance(depths, list) and bool(depths) and all(type(depth) is int for depth in depths)
+    if not whole or sorted({0, *depths}) != [0, *depths] or meta.get("kind") not in KINDS:
         raise InputError(
             f"{path}: kind {meta.get('kind')!r} or depths {depths!r} cannot be; train them again"
         )

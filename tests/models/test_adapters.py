@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import torch
 
 from sde_gym.decoding import autoregressive, speculative
 from sde_gym.errors import InputError
-from sde_gym.models import adapter_training
 from sde_gym.models.adapter_settings import AdapterSettings
-from sde_gym.models.adapter_trainer import loss_of
+from sde_gym.models.adapter_trainer import DepthTrainer, loss_of
 from sde_gym.models.adapter_training import train_adapters
 from sde_gym.models.adapters import (
     KINDS,
@@ -208,27 +206,27 @@ def test_a_stopped_training_goes_on_to_the_same_adapters(
         train_adapters(model_folder, SETTINGS, tmp_path, threads=1, progress=stop)
     assert (tmp_path / "trained-2.safetensors").exists()
     assert (tmp_path / "training-3.safetensors").exists()
-    steps = iter_counter(monkeypatch)
+    steps = count_steps(monkeypatch)
     train_adapters(model_folder, SETTINGS, tmp_path, threads=1)
-    assert 0 < next(steps) < 100, "depth 2 was trained again, or depth 3 from the start"
+    assert set(steps) == {3}
+    assert len(steps) < 100, "it did not go on from the checkpoint"
     again, first = (torch_tensors(folder / ADAPTERS_FILE) for folder in (tmp_path, trained))
     assert again.keys() == first.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(again[name], tensor, rtol=0.05, atol=0.02)
 
 
-def iter_counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Counts steps from now on."""
-    counted = [0]
-    step = adapter_training.DepthTrainer.step
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets an entry at every step from now on."""
+    counted: list[int] = []
+    step = DepthTrainer.step
 
-    def counting(self: Any) -> float:
-        counted[0] += 1
+    def counting(self: DepthTrainer) -> float:
+        counted.append(self.depth)
         return step(self)
 
-    monkeypatch.setattr(adapter_training.DepthTrainer, "step", counting)
-    while True:
-        yield counted[0]
+    monkeypatch.setattr(DepthTrainer, "step", counting)
+    return counted
 
 
 def torch_tensors(path: Path) -> dict[str, torch.Tensor]:
