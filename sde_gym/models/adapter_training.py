@@ -65,7 +65,7 @@ def train_adapters(
 
     Args:
         model: a name, folder or hub id, without adapters of its own.
-        settings: how. Depths may be added in a later call.
+        settings: how. A later call may name fewer depths than the text was kept for.
         out: the folder.
         threads: of torch.
         progress: told of every stage.

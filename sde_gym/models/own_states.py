@@ -148,7 +148,8 @@ def write_own_states(
         The files, in order.
 
     Raises:
-        InputError: depths out of range, texts that do not fit the context, or a folder with other states.
+        InputError: depths out of range, texts that do not fit the context, or a folder with other states
+            or without those of a depth.
     """
     chosen = model.check_depths(depths)
     request = {
@@ -158,18 +159,24 @@ def write_own_states(
     }  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     path = out / REQUEST_FILE
-    if path.exists():
-        if read_json(path) != request:
-            raise InputError(f"{out}: holds states of another model or of other settings; choose another")
-    else:
+    if not path.exists():
         write_json(path, request)
+    found = read_json(path)
+    kept = found.get("depths") if isinstance(found, dict) else None
+    if not isinstance(kept, list) or {**request, "depths": kept} != found:
+        raise InputError(f"{out}: holds states of another model or of other settings; choose another")
+    if not set(chosen) <= set(kept):
+        raise InputError(
+            f"{out}: holds states at {kept}, not at {list(chosen)}; states are kept while text is written, "
+            "so choose another folder"
+        )
     files: list[Path] = []
     written = 0
     while written < settings.tokens:
         target = out / f"states-{len(files):05}.safetensors"
         if not target.exists():
             tell = partial(_tell, progress, settings.tokens, written)
-            _save(target, _write_block(model, chosen, settings, len(files), tell))
+            _save(target, _write_block(model, tuple(kept), settings, len(files), tell))
         written += load_count(target)
         files.append(target)
         _tell(progress, settings.tokens, written, 0)

@@ -167,6 +167,8 @@ def test_the_same_seed_writes_the_same_files_also_after_a_stop(model_folder: Pat
         write_own_states(model, (1,), settings, tmp_path / "whole")
     with pytest.raises(InputError, match="of another model or of other settings"):
         write_own_states(model, (1,), replace(settings, seed=9), tmp_path / "stopped")
+    with pytest.raises(InputError, match=r"holds states at \[1\], not at \[2\]"):
+        write_own_states(model, (2,), settings, tmp_path / "stopped")
 
 
 def test_training_makes_shallow_states_agree(trained: Path) -> None:
