@@ -255,7 +255,9 @@ def _write_block(
     for token in around.prefix[:-1]:
         lanes.step(torch.full((len(texts.text),), token), ())
     wanted = (*depths, top)
-    parts: list[tuple[NDArray[np.int64], Tensor, dict[int, Tensor], tuple[Tensor, ...]]] = []
+    most = settings.texts * (settings.opening + 1 + settings.answer)
+    hidden = {depth: torch.empty((most, model.hidden_size), dtype=torch.bfloat16) for depth in depths}
+    parts: list[tuple[Tensor, ...]] = []  # the rest, which is small
     positions = 0
     while len(texts.text):
         states = lanes.step(torch.from_numpy(texts.fed), wanted)
@@ -270,12 +272,14 @@ def _write_block(
         rows = torch.from_numpy(np.flatnonzero(own))
         parts.append(
             (
-                texts.text[own],
+                ids[rows],
+                differences[rows],
                 torch.from_numpy((texts.phase == _ANSWER)[own]),
-                {depth: state[rows].bfloat16() for depth, state in states.items()},
-                (ids[rows], differences[rows]),
+                torch.from_numpy(texts.text[own]).int(),
             )
         )
+        for depth, state in states.items():
+            hidden[depth][positions : positions + len(rows)] = state[rows]
         positions += len(rows)
         anew, done = texts.go_on(drawn, best)
         if anew:
@@ -287,16 +291,11 @@ def _write_block(
                 lanes.keep(left)
         if len(parts) % 16 == 0:
             tell(positions)
-    text = np.concatenate([part[0] for part in parts])
-    order = torch.from_numpy(np.argsort(text, kind="stable"))
-    ids, differences = (torch.cat([part[3][index] for part in parts])[order] for index in range(2))
-    return OwnStates(
-        {depth: torch.cat([part[2][depth] for part in parts])[order] for depth in depths},
-        ids,
-        differences,
-        torch.cat([part[1] for part in parts])[order],
-        torch.from_numpy(text).int()[order],
-    )
+    columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+    order = torch.argsort(columns[-1], stable=True)
+    for depth in depths:  # one at a time: together they are gigabytes
+        hidden[depth] = hidden[depth][:positions][order]
+    return OwnStates(hidden, *(column[order] for column in columns))
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> NDArray[np.int64]:
