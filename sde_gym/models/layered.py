@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from sde_gym.checks import shown, whole_number
 from sde_gym.errors import InputError
 from sde_gym.models.heads import Adapter, ExitHeads
 from sde_gym.models.lean import LEAN_FAMILY, LeanStack, RMSNorm
@@ -104,7 +105,11 @@ class LayeredModel:
 
     def check_depths(self, depths: Sequence[int]) -> tuple[int, ...]:
         """Candidate exit depths as a tuple; InputError unless 1 <= d_1 < ... < d_m < L."""
-        found = tuple(int(d) for d in depths)
+        if isinstance(depths, (str, bytes, Mapping)) or not isinstance(depths, Iterable):
+            raise InputError(
+                f"depths: {shown(depths)} is no list of depths; give one out of 1..{self.num_layers - 1}"
+            )
+        found = tuple(whole_number("depths", depth) for depth in getattr(depths, "tolist", lambda: depths)())
         if not found or any(b <= a for a, b in pairwise(found)):
             raise InputError(f"depths must be increasing and not empty, not {found}")
         if found[0] < 1 or found[-1] >= self.num_layers:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sde_gym.checks import token_ids
 from sde_gym.errors import InputError
 from sde_gym.models.slots import Rows, SlotCache, chain_mask, tree_mask
 
@@ -74,11 +75,14 @@ class Sequence:
             The new slots.
 
         Raises:
-            InputError: a token id outside the vocabulary, an unknown parent, or a position
+            InputError: no token ids, one outside the vocabulary, an unknown parent, or a position
                 beyond the model's context limit.
         """
         first = len(self.tokens)
-        if not len(tokens):
+        # Decoding appends one int after the other: that costs a look at its type and no more.
+        if type(tokens) is not list or len(tokens) != 1 or type(tokens[0]) is not int:
+            tokens = token_ids("tokens", tokens)
+        if not tokens:
             return range(first, first)
         if min(tokens) < 0 or max(tokens) >= self.model.vocab_size:
             raise InputError(

@@ -136,6 +136,7 @@ def test_named_models_come_from_the_package_and_the_cache(
     assert {model.name: model.present for model in available_models()} == {
         "stdlib-20m": False,
         "smollm2-135m": False,
+        "smollm2-135m-adapters": False,
     }
     assert all(model.description for model in available_models())
     with pytest.raises(InputError, match="stdlib-20m is not on this machine; it ships with the package"):
@@ -157,7 +158,8 @@ def test_named_models_come_from_the_package_and_the_cache(
 
 @pytest.mark.parametrize("name", ["gpt-5", "stdlib", "", "a/b/c", "./nowhere", "/nowhere/at-all", "x/y z"])
 def test_an_unknown_name_is_answered_with_those_that_exist(name: str) -> None:
-    with pytest.raises(InputError, match=r"expected one of stdlib-20m, smollm2-135m, or an existing folder"):
+    known = "stdlib-20m, smollm2-135m, smollm2-135m-adapters"
+    with pytest.raises(InputError, match=f"expected one of {known}, or an existing folder"):
         load_model(name)
 
 

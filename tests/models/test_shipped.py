@@ -94,6 +94,24 @@ def test_the_compact_vocabulary_of_smollm2_ships() -> None:
     assert 2000 <= len(ids) <= 8192
 
 
+def test_the_adapters_of_smollm2_ship_with_their_card() -> None:
+    from sde_gym.models.adapters import describe_adapters
+    from sde_gym.models.vocabulary import load_compact_vocabulary
+
+    folder = DATA / "smollm2-135m-adapters"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
+    described = describe_adapters(folder / "adapters.safetensors")
+    card = (folder / "README.md").read_text()
+    for depth in described["depths"]:
+        row = described["report"][str(depth)]
+        assert row["agreement"] > row["without"]
+        assert f"| {depth} | {row['without']:.1%} | {row['agreement']:.1%} |" in card
+    assert 2 in load_compact_vocabulary(folder / "compact_vocabulary.json", 49152)  # <|im_end|>
+    for found in available_models():
+        if found.name == "smollm2-135m-adapters" and found.present:
+            assert sorted(load_model(found.name).heads.adapters) == described["depths"]
+
+
 def test_the_shipped_traces_are_of_the_shipped_model(embedded: LayeredModel) -> None:
     traces = load_traces("stdlib-20m")
     assert traces.manifest["model_hash"] == embedded.weights_hash()
