@@ -20,7 +20,12 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
     The temporary file is removed if the block raises, so `target` is either the complete
     new file or whatever stood there before.
+
+    Raises:
+        InputError: `target` is a folder.
     """
+    if target.is_dir():
+        raise InputError(f"{target}: is a folder; name a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     os.close(handle)
@@ -51,12 +56,14 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        InputError: the file is missing or is not JSON; the message names it.
+        InputError: the file is missing, a folder, or not JSON; the message names it.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder; name a file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a JSON file ({error})") from None
 

@@ -21,6 +21,9 @@ DEFAULT_NEW_TOKENS = 96
 #: Most tokens drafted in a round, LEDE's cap; what is recorded behind wrong proposals reaches as far.
 DEFAULT_MAX_DRAFT = 12
 
+#: More tokens than any draft can use: acceptance falls with each of them.
+LONGEST_DRAFT = 1024
+
 #: Tokens drafted in every round of a static setting, unless said otherwise.
 DEFAULT_DRAFT_LENGTH = 4
 

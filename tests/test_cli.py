@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from sde_gym.cli import app
 from sde_gym.errors import InputError
+from sde_gym.files import write_text
 from sde_gym.options import settings_command, with_settings
 from sde_gym.settings import DEFAULT_DRAFT_LENGTH, setting
 from sde_gym.terminal import INTERRUPTED, SentenceGroup, progress_bars, results_table
@@ -342,7 +343,7 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path: Path) -> None:
 def test_depths_out_of_range(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
     for depth in (0, LAYERS, -1):
         message = refused("generate", "--model", tiny_model, "--prompt", "x", "--exit-depth", depth)
-        assert str(depth) in message
+        assert f"--exit-depth is {depth}" in message
         assert "1..3" in message
     record = ("record", "--model", tiny_model, "--prompts", prompt_file, "--out", tmp_path / "o")
     assert "1..3" in refused(*record, "--depths", "1,4")
@@ -421,6 +422,26 @@ def test_options_that_exclude_each_other() -> None:
     assert "exactly one of" in usage_error("generate", "--prompt", "x", "--prompt-file", "y")
     assert "leave out" in usage_error("generate", "--prompt", "x", "--policy", "p", "--exit-depth", 2)
     assert "needs --exit-depth" in usage_error("generate", "--prompt", "x", "--draft-length", 2)
+    assert "drafter of its own" in usage_error("generate", "--prompt", "x", "--skips", "s", "--exit-depth", 2)
+    assert "--repeats: every text is decoded once" in refused("bench", "exact", "--repeats", 5)
+    assert "explorers: 0 explorers" in refused("dex", "--explorers", 0)
+    assert "explorers: of the sweep only" in refused("dex", "--explorers", 2)
+    assert "policy: of the sweep only" in refused("dex", "--policy", "trunc")
+
+
+def test_a_folder_in_place_of_a_file_to_write_is_refused_first(tmp_path: Path) -> None:
+    for command in (
+        "bench decode --json", "bench decode --plot", "bench env --json", "bench train --json",
+        "bench record --json", "dex --json", "search-skips --out", "calibrate --out",
+    ):  # fmt: skip
+        assert "is a directory" in usage_error(*command.split(), tmp_path)
+    file = tmp_path / "file"
+    file.write_text("")
+    for command in ("bench decode", "bench exact", "tune", "demo", "train", "record"):
+        assert "is a file" in usage_error(*command.split(), "--out", file)
+    with pytest.raises(InputError, match="is a folder; name a file"):
+        write_text(tmp_path, "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_options_that_do_not_exist_or_do_not_fit(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ def bench_env(
     repeats: Annotated[int, typer.Option(min=1, help="Times that everything is measured.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.0, help="Least time of each measurement.")] = 1.0,
     traces: Annotated[str, typer.Option(help="A trace set's name or its folder.")] = "stdlib-20m",
-    json: Annotated[Path | None, typer.Option(help="JSON file for every measurement.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="JSON file for every measurement.")
+    ] = None,
 ) -> None:
     """Count decisions a second of the replayed environment, beside gymnasium's CartPole."""
     from sde_gym.evaluation.bench_env import bench_env
@@ -62,7 +64,7 @@ def bench_train(
     evaluate_every: Annotated[int, typer.Option(min=1, help="Gradient steps between checkpoints.")] = 500,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each way.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of data and weights.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="JSON file for every run.")] = None,
+    json: Annotated[Path | None, typer.Option(dir_okay=False, help="JSON file for every run.")] = None,
 ) -> None:
     """Count gradient steps a second of our mini-batches beside d3rlpy's fit, and compare their curves."""
     from sde_gym.offline import DQNSettings
@@ -90,13 +92,15 @@ def bench_train(
 def bench_exact(
     settings: Any,
     out: Annotated[
-        Path, typer.Option(help="Folder for all that is made; a stopped run goes on there.")
+        Path, typer.Option(file_okay=False, help="Folder for all that is made; a stopped run goes on there.")
     ] = Path("runs/bench-exact"),
     batch: Annotated[int, typer.Option(min=1, help="Texts decoded at once.")] = 8,
 ) -> None:
     """Compare every method's greedy texts with plain decoding's, over many prompts."""
     from sde_gym.evaluation.bench_exact import EXACT_FILE, bench_exact, table
 
+    if settings.repeats != type(settings).repeats:
+        raise InputError("--repeats: every text is decoded once; leave it out, it is of `bench decode`")
     with progress_bars() as advance:
         results = bench_exact(settings, out, batch, advance)
     console = Console(highlight=False)
@@ -115,7 +119,9 @@ def bench_record(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt.")] = DEFAULT_NEW_TOKENS,
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Times that everything is measured.")] = 3,
-    json: Annotated[Path | None, typer.Option(help="JSON file for every measurement.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="JSON file for every measurement.")
+    ] = None,
 ) -> None:
     """Compare recording with batched greedy generation of the same text, in time and bytes."""
     from sde_gym.evaluation.bench_record import bench_record
@@ -150,7 +156,7 @@ def bench_record(
 @settings_command(bench_app, "explorers", "sde_gym.evaluation.bench_explorers:ExplorerSettings")
 def bench_explorers(
     settings: Any,
-    out: Annotated[Path, typer.Option(help="Folder for the figures and the table.")] = Path(
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the figures and the table.")] = Path(
         "runs/bench-explorers"
     ),
 ) -> None:
@@ -172,10 +178,14 @@ def bench_explorers(
 def bench_decode(
     settings: Any,
     out: Annotated[
-        Path, typer.Option(help="Folder for all that is made; a stopped run goes on there.")
+        Path, typer.Option(file_okay=False, help="Folder for all that is made; a stopped run goes on there.")
     ] = Path("runs/bench-decode"),
-    json: Annotated[Path | None, typer.Option(help="JSON file for tables and facts, besides `out`.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG file for the speed-ups, besides `out`.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="JSON file for tables and facts, besides `out`.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="PNG file for the speed-ups, besides `out`.")
+    ] = None,
 ) -> None:
     """Measure every decoding method side by side, on prompts that nothing was tuned or trained on."""
     from sde_gym.evaluation.bench_decode import PICTURE_FILE, RESULTS_FILE, TABLE_FILE, bench_decode

@@ -19,7 +19,10 @@ from sde_gym.terminal import progress_bars
 
 @app.command()
 def record(
-    out: Annotated[Path, typer.Option(help="Folder for the traces; an interrupted recording goes on there.")],
+    out: Annotated[
+        Path,
+        typer.Option(file_okay=False, help="Folder for the traces; an interrupted recording goes on there."),
+    ],
     model: Model = "stdlib-20m",
     prompts: PromptSet = "stdlib:train",
     depths: Annotated[
@@ -117,7 +120,10 @@ def models_pull(name: Annotated[str, typer.Argument(help="smollm2-135m")]) -> No
 @models_app.command("compact")
 def models_compact(
     out: Annotated[
-        Path, typer.Option(help="JSON file to write, `compact_vocabulary.json` in a model's folder.")
+        Path,
+        typer.Option(
+            dir_okay=False, help="JSON file to write, `compact_vocabulary.json` in a model's folder."
+        ),
     ],
     model: Model = "stdlib-20m",
     prompts: PromptSet = "stdlib:train",

@@ -21,9 +21,9 @@ from sde_gym.terminal import progress_bars, results_table
 @settings_command(app, "demo", "sde_gym.evaluation.demo:DemoSettings")
 def demo(
     settings: Any,
-    out: Annotated[Path, typer.Option(help="Folder for everything that the run makes.")] = Path(
-        "sde-gym-demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for everything that the run makes.")
+    ] = Path("sde-gym-demo"),
 ) -> None:
     """Run the whole loop on the embedded model: record, train a policy, measure its speed-up."""
     from sde_gym.evaluation.demo import run_demo
@@ -38,7 +38,9 @@ def demo(
 @settings_command(app, "tune", "sde_gym.evaluation.tuning_settings:TuneSettings")
 def tune(
     settings: Any,
-    out: Annotated[Path, typer.Option(help="Folder for all that is made; a stopped run goes on there.")],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for all that is made; a stopped run goes on there.")
+    ],
 ) -> None:
     """A checkpoint's first use: record it, find its best static setting, train a policy for it."""
     from sde_gym.evaluation.tuning import RESULT_FILE, tune, usage
@@ -67,7 +69,10 @@ def tune(
 @settings_command(app, "train-lm", "sde_gym.models.lm_training:LMTrainingSettings")
 def train_lm(
     settings: Any,
-    out: Annotated[Path, typer.Option(help="Folder for the model; a run that was stopped there goes on.")],
+    out: Annotated[
+        Path,
+        typer.Option(file_okay=False, help="Folder for the model; a run that was stopped there goes on."),
+    ],
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
 ) -> None:
     """Train a small early-exit language model on Python's standard library."""
@@ -95,7 +100,10 @@ def train_lm(
 def train_probe(
     settings: Any,
     out: Annotated[
-        Path, typer.Option(help="Folder for probe.safetensors; the model's own makes it its probe.")
+        Path,
+        typer.Option(
+            file_okay=False, help="Folder for probe.safetensors; the model's own makes it its probe."
+        ),
     ],
     model: Model = "stdlib-20m",
     prompts: PromptSet = "stdlib:train",
@@ -131,7 +139,10 @@ def train_probe(
 @settings_command(app, "train-adapters", "sde_gym.models.adapter_settings:AdapterSettings")
 def train_adapters(
     settings: Any,
-    out: Annotated[Path, typer.Option(help="Folder for the adapters; a run that was stopped there goes on.")],
+    out: Annotated[
+        Path,
+        typer.Option(file_okay=False, help="Folder for the adapters; a run that was stopped there goes on."),
+    ],
     model: Model = "smollm2-135m",
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
 ) -> None:
@@ -266,7 +277,7 @@ def collect(
 @settings_command(app, "train", "sde_gym.offline.settings:DQNSettings")
 def train(
     settings: Any,
-    out: Annotated[Path, typer.Option(help="Folder for the policy, its data and its log.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the policy, its data and its log.")],
     traces: Annotated[str, typer.Option(help="A trace set's name or its folder.")] = "stdlib-20m",
 ) -> None:
     """Train a LEDE policy offline on recorded traces."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -17,10 +17,14 @@ from sde_gym.options import parse_list, settings_command
 from sde_gym.settings import DEFAULT_DEPTHS, DEFAULT_DRAFT_LENGTH, DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
 from sde_gym.terminal import progress_bars, show_generated
 
+if TYPE_CHECKING:
+    from sde_gym.decoding import DecodeResult
+    from sde_gym.models.layered import LayeredModel
+
 
 @app.command()
 def calibrate(
-    out: Annotated[Path, typer.Option(help="JSON file for the cost model.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file for the cost model.")],
     model: Model = "stdlib-20m",
     prompts: PromptSet = "stdlib:train",
     depths: Annotated[
@@ -99,7 +103,10 @@ def calibrate(
 @app.command("search-skips")
 def search_skips(
     out: Annotated[
-        Path, typer.Option(help="JSON file for the skip set; a stopped search goes on from OUT.trials.jsonl.")
+        Path,
+        typer.Option(
+            dir_okay=False, help="JSON file for the skip set; a stopped search goes on from OUT.trials.jsonl."
+        ),
     ],
     model: Model = "stdlib-20m",
     prompts: PromptSet = "stdlib:train",
@@ -151,9 +158,11 @@ def dex(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Go through numbers of explorers and selection methods.")
     ] = False,
-    json: Annotated[Path | None, typer.Option(help="JSON file for the rows and the EAD.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="JSON file for the rows and the EAD.")
+    ] = None,
     pictures: Annotated[
-        Path | None, typer.Option(help="Folder for ead.png and, with --sweep, speedup.png.")
+        Path | None, typer.Option(file_okay=False, help="Folder for ead.png and, with --sweep, speedup.png.")
     ] = None,
 ) -> None:
     """How early tokens are settled, and the ticks, lattices and speed-ups of depth exploration."""
@@ -217,7 +226,14 @@ def generate(
     ] = None,
     draft_length: Annotated[
         int | None,
-        typer.Option(help=f"Always draft so many tokens; {DEFAULT_DRAFT_LENGTH} if not given."),
+        typer.Option(
+            help=f"Always draft so many tokens; {DEFAULT_DRAFT_LENGTH} if not given, with --skips as many as "
+            "Draft & Verify's threshold says."
+        ),
+    ] = None,
+    skips: Annotated[
+        Path | None,
+        typer.Option(help="Draft by the whole model without these sublayers: a file of search-skips."),
     ] = None,
     max_new_tokens: NewTokens = 128,
     dtype: DType = "float32",
@@ -231,8 +247,10 @@ def generate(
         raise typer.BadParameter(
             "--policy chooses depth and length: leave out --exit-depth and --draft-length"
         )
-    if draft_length is not None and exit_depth is None:
-        raise typer.BadParameter("--draft-length needs --exit-depth")
+    if skips is not None and (policy is not None or exit_depth is not None):
+        raise typer.BadParameter("--skips is a drafter of its own: leave out --policy and --exit-depth")
+    if draft_length is not None and exit_depth is None and skips is None:
+        raise typer.BadParameter("--draft-length needs --exit-depth or --skips")
     text = prompt if prompt_file is None else read_text(prompt_file)
     assert text is not None
     from sde_gym.decoding import autoregressive, speculative
@@ -261,10 +279,35 @@ def generate(
             k=learned.k, window=learned.window,
         )  # fmt: skip
     elif exit_depth is not None:
-        static = StaticController(exit_depth, DEFAULT_DRAFT_LENGTH if draft_length is None else draft_length)
+        if not 1 <= exit_depth < loaded.num_layers:
+            raise InputError(
+                f"--exit-depth is {exit_depth}; {model} has {loaded.num_layers} layers, so a draft can exit "
+                f"at 1..{loaded.num_layers - 1}"
+            )
+        static = StaticController(exit_depth, min(DEFAULT_DRAFT_LENGTH if draft_length is None else
+                                                  draft_length, max_new_tokens))  # fmt: skip
         result = speculative(
             loaded, ids, static, (exit_depth,), max_new_tokens, max_draft=static.draft_length
         )
+    elif skips is not None:
+        result = _skipping(loaded, ids, skips, draft_length, max_new_tokens)
     else:
         result = autoregressive(loaded, ids, max_new_tokens)
     show_generated(loaded, text, result)
+
+
+def _skipping(
+    model: LayeredModel, ids: list[int], skips: Path, draft_length: int | None, max_new_tokens: int
+) -> DecodeResult:
+    """Decode with drafts that leave out sublayers, of one length or under Draft & Verify's threshold."""
+    from sde_gym.decoding.skipping import skipping
+    from sde_gym.models.skipping import load_skip_set
+    from sde_gym.policies.draft_verify import DraftVerifyController
+    from sde_gym.policies.rules import StaticController
+
+    skip = load_skip_set(skips, model.num_layers)
+    depth = skip.depth(model.num_layers)
+    if draft_length is None:
+        return skipping(model, ids, skip, DraftVerifyController(depth), max_new_tokens)
+    static = StaticController(depth, min(draft_length, max_new_tokens))
+    return skipping(model, ids, skip, static, max_new_tokens, max_draft=static.draft_length)

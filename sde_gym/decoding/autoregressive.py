@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from sde_gym.checks import token_ids
 from sde_gym.decoding.result import NEAR_TIE, DecodeResult, check_request
 from sde_gym.decoding.round import TokenRules
 from sde_gym.models.layered import LayeredModel
@@ -34,6 +35,9 @@ def autoregressive(
 
     Returns:
         Without rules, tokens equal to `model.hf.generate(do_sample=False)` in float32.
+
+    Raises:
+        InputError: see `check_request`, or a token id that the model does not have.
     """
     budget = check_request(model, prompt, max_new_tokens)
     result = DecodeResult(model.num_layers)
@@ -41,7 +45,7 @@ def autoregressive(
         return result
     top = model.num_layers
     eos = model.eos_token_ids if rules is None else rules.eos_token_ids
-    ids = list(prompt)
+    ids = token_ids("prompt", prompt)
     started = time.perf_counter()
     sequence = model.sequence(len(ids) + budget)
     sequence.append(ids)

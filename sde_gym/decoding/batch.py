@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sde_gym.checks import shown, token_ids
+from sde_gym.decoding.decisions import ask, check_controller
 from sde_gym.decoding.features import check_features
-from sde_gym.decoding.result import DecodeResult, Round, check_request
+from sde_gym.decoding.result import DecodeResult, Round, check_model, check_request
 from sde_gym.decoding.round import TextDecoder, TokenRules
 from sde_gym.errors import InputError
 from sde_gym.models.layered import LayeredModel
@@ -110,6 +112,9 @@ def speculative_batch(
 ) -> list[DecodeResult]:
     """`speculative` for several prompts at once, of any lengths.
 
+    All texts share one table of which token may see which, so that the memory and the time of prefill grow
+    with the square of the tokens of all texts together: pass a few dozen texts at a time, not a data set.
+
     Args:
         model: any `LayeredModel`.
         prompts: token ids, at least one prompt; none may be empty.
@@ -129,9 +134,14 @@ def speculative_batch(
     Raises:
         InputError: as `speculative`; the message names the prompt by its number.
     """
+    check_model(model)
+    check_controller(controller)
     k, window = feature_settings(controller, k, window)
-    check_features(model, controller.observation, max_draft, k, window)
+    max_draft, k, window = check_features(model, controller.observation, max_draft, k, window)
     candidates = model.check_depths(depths)
+    given_prompts: Any = prompts
+    if isinstance(given_prompts, (str, bytes)) or not hasattr(given_prompts, "__len__"):
+        raise InputError(f"prompts: {shown(prompts)} is no list of prompts; give one, such as [[1, 2], [3]]")
     numbers = np.arange(len(prompts)) if texts is None else np.asarray(texts, dtype=np.int64)
     for name, given in (("texts", numbers), ("rules", rules)):
         if given is not None and len(given) != len(prompts):
@@ -144,9 +154,10 @@ def speculative_batch(
             raise InputError(f"prompt {number}: {error}") from None
     if not budgets:
         raise InputError("prompts: none was given; give at least one")
+    prompts = [token_ids("prompt", prompt) for prompt in prompts]
     controller.bind(candidates, model.num_layers, max_draft)
     controller.reset(np.arange(len(prompts)))
-    if max_new_tokens == 0:
+    if not any(budgets):
         return [DecodeResult(model.num_layers) for _ in prompts]
     decoders = [
         TextDecoder(
@@ -249,7 +260,7 @@ class _Batch:
             self.texts[lanes],
             np.array([decoder.result.decisions for decoder in decoders], np.int64),
         )
-        actions = [int(action) for action in self.controller.act(view)]
+        actions = ask(self.controller, view)
         return list(lanes), _Decisions(actions, time.perf_counter() - started)
 
     def _score(self, lanes: list[int]) -> None:

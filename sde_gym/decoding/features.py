@@ -8,24 +8,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sde_gym.checks import whole_number
 from sde_gym.errors import InputError
 from sde_gym.models.heads import row_summary
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.probe import ExitProbe
 from sde_gym.policies.observation import HEAD_FEATURES, Phase, observation_row
+from sde_gym.settings import LONGEST_DRAFT
 
 
 def check_features(
     model: LayeredModel, names: tuple[str, ...], max_draft: int, k: int, window: int
-) -> None:  # fmt: skip
-    """Raise InputError unless these settings are in range and the exit heads have k tokens."""
-    if max_draft < 1 or k < 1 or window < 1:
-        raise InputError(f"max_draft {max_draft}, k {k} and window {window} must all be at least 1")
+) -> tuple[int, int, int]:  # fmt: skip
+    """`max_draft`, `k` and `window` as ints; InputError unless in range, and the exit heads have k tokens."""
+    max_draft = whole_number("max_draft", max_draft, 1, LONGEST_DRAFT)
+    k, window = whole_number("k", k, 1), whole_number("window", window, 1)
     columns = model.vocab_size if model.compact_vocabulary is None else len(model.compact_vocabulary)
     if names and max(k, 2) > columns:
         raise InputError(
             f"k {k} exceeds the {columns} tokens of the exit heads; use a smaller k (at least 2)"
         )
+    return max_draft, k, window
 
 
 def checked_probe(model: LayeredModel, names: tuple[str, ...], depths: Sequence_[int]) -> ExitProbe | None:

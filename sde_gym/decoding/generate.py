@@ -7,19 +7,22 @@ that makes logits processors and stopping criteria of them.
 from __future__ import annotations
 
 import copy
-import difflib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, overload
 
 import torch
 
+from sde_gym.checks import shown
 from sde_gym.decoding.autoregressive import autoregressive
 from sde_gym.decoding.batch import speculative_batch
+from sde_gym.decoding.options import callables, check_options, check_streamer, generator_from
 from sde_gym.decoding.request import Request, Row, stop_string_criteria
-from sde_gym.decoding.result import DecodeResult, check_request
+from sde_gym.decoding.result import DecodeResult, check_model, check_request
 from sde_gym.decoding.speculative import speculative
 from sde_gym.errors import InputError
 from sde_gym.models.checkpoint import one_line, quiet_transformers
@@ -27,19 +30,8 @@ from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.controller import BaseController, Controller
 from sde_gym.settings import DEFAULT_DEPTHS, DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
 
-#: Options that mean something only where tokens are sampled.
-SAMPLING_OPTIONS = (
-    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
-)  # fmt: skip
-
-#: Every option of `GenerationConfig` that `generate` takes.
-GENERATION_OPTIONS = (
-    "min_length", "min_new_tokens", "max_time", "stop_strings", "eos_token_id", "do_sample",
-    *SAMPLING_OPTIONS, "repetition_penalty", "no_repeat_ngram_size", "encoder_repetition_penalty",
-    "encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens",
-    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
-    "exponential_decay_length_penalty", "remove_invalid_values", "renormalize_logits", "watermarking_config",
-)  # fmt: skip
+#: By policy, the hashes of the models that it was already said not to be trained for.
+_TOLD: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class Decoding:
     Attributes:
         controller: decides depth and draft length; None = plain decoding, every token through all layers.
         depths: candidate exit depths; None = those that the policy was trained for, or the controller's
-            `exit_depth`, else those of `DEFAULT_DEPTHS` below the model's last.
+            `exit_depth` or `made_for`, else those of `DEFAULT_DEPTHS` below the model's last.
         max_draft: most proposals in a round; None = what the policy was trained for, else 12.
         k, window: of features; None = the controller's own.
     """
@@ -63,13 +55,17 @@ class Decoding:
     def candidates(self, num_layers: int) -> tuple[int, ...]:
         """The candidate exit depths for a model of so many layers."""
         if self.depths is not None:
-            return tuple(self.depths)
+            given: Any = self.depths
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise InputError(f"depths: {given!r} is no list of depths; give one, such as (2, 4)")
+            return tuple(given)
         controller = self._decider()
         exit_depth = getattr(controller, "exit_depth", None)
         if exit_depth is not None:
             return (exit_depth,)
         # What a `BaseController` remembers is what it was bound to last, not what it was made for.
-        own = () if isinstance(controller, BaseController) else getattr(controller, "depths", ())
+        remembers = isinstance(controller, BaseController)
+        own = getattr(controller, "made_for" if remembers else "depths", ())
         return tuple(own) or tuple(depth for depth in DEFAULT_DEPTHS if depth < num_layers)
 
     def longest_draft(self) -> int:
@@ -108,6 +104,23 @@ class Decoding:
             model, [row.prompt for row in rows], self.controller, depths, max_new_tokens, max_draft=max_draft,
             k=self.k, window=self.window, rules=rules or None,
         )  # fmt: skip
+
+    def warn_of_other_weights(self, model: LayeredModel) -> None:
+        """Warn, once for each policy and model, of a policy that was trained on other weights."""
+        controller = self._decider()
+        trained_on = (getattr(controller, "meta", None) or {}).get("model") or {}
+        trained = trained_on.get("weights_hash")
+        if trained is None or trained == model.weights_hash():
+            return
+        told = _TOLD.setdefault(controller, set())
+        if model.weights_hash() not in told:
+            told.add(model.weights_hash())
+            warnings.warn(
+                f"the policy {controller.name!r} was trained on {trained_on.get('name', 'an unnamed model')} "
+                f"with the weights {trained}, but those of {model.name!r} are {model.weights_hash()}; the "
+                "text stays that of plain decoding, the speed may suffer",
+                stacklevel=3,
+            )
 
     def _decider(self) -> Any:
         """The controller, taken out of what is wrapped around it (`sde_gym.policies.ablation`)."""
@@ -161,8 +174,8 @@ def generate(
         max_new_tokens: budget, at least 0; None = 96.
         max_draft: most proposals in a round; None = the policy's own, else 12.
         k, window: of features; None = the policy's own.
-        seed: of the draws, if sampling; None = torch's global generator.
-        streamer: of transformers; given the prompt, then every token. For a single prompt.
+        seed: of the draws, 0..2**64 - 1, only with do_sample=True; None = torch's global generator.
+        streamer: of transformers; given the prompt, then every token, then the end. For a single prompt.
         stopping_criteria: of transformers, or a list of them, besides those of the options.
         logits_processor: of transformers, or a list of them, besides those of the options. Must answer by
             their arguments alone.
@@ -172,38 +185,48 @@ def generate(
         What was generated, or a list of that for a list of prompts.
 
     Raises:
-        InputError: an unknown option or one that cannot be honoured, a value that transformers refuses, an
-            empty prompt or one that fills the context, or settings that the controller does not fit.
+        InputError: an unknown option or one that cannot be honoured or has no effect, a value that
+            transformers refuses, an empty prompt or one that fills the context, or settings that the
+            controller does not fit.
+
+    Warns:
+        UserWarning: the context ended a text before its budget did, or the policy was trained on other
+            weights (once for each policy and model).
     """
-    _check_options(generation_options)
+    check_model(model)
+    generator = generator_from(seed)
+    check_options(generation_options, model.vocab_size, seed)
+    check_streamer(streamer)
     budget = DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens
     prompts, many = _prompts(model, prompt)
     for ids in prompts:
         check_request(model, ids, budget)
     if streamer is not None and len(prompts) != 1:
         raise InputError(f"streamer: it follows one text, not {len(prompts)}; give one prompt at a time")
-    if budget == 0:
-        results = [DecodeResult(model.num_layers) for _ in prompts]
-        return results if many else results[0]
-    criteria, processors = _listed(stopping_criteria), _listed(logits_processor)
+    criteria = callables("stopping_criteria", stopping_criteria)
+    processors = callables("logits_processor", logits_processor)
     stop_strings = generation_options.pop("stop_strings", None)
     if stop_strings is not None:  # transformers would lose the tokenizer on the way to a custom method
         criteria.append(stop_string_criteria(stop_strings, model.tokenizer))
     if generation_options or criteria or processors:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        # Also where nothing is to be generated: a wrong option is wrong then too.
         rows = [
-            _prepared(model, ids, budget, criteria, processors, generation_options, generator)
+            _prepared(model, ids, max(1, budget), criteria, processors, generation_options, generator)
             for ids in prompts
         ]
     else:
         rows = [Row(ids, None) for ids in prompts]
+    decoding = Decoding(controller, depths, max_draft, k, window)
+    decoding.warn_of_other_weights(model)
     if streamer is not None:
         streamer.put(torch.tensor([rows[0].prompt]))
-    results = Decoding(controller, depths, max_draft, k, window).run(
-        model, rows, budget, None if streamer is None else token_by_token(streamer)
-    )
+    if budget == 0:
+        results = [DecodeResult(model.num_layers) for _ in prompts]
+    else:
+        results = decoding.run(model, rows, budget, None if streamer is None else token_by_token(streamer))
     if streamer is not None:
         streamer.end()
+    warn_of_the_context(model, rows, results, budget)
     return results if many else results[0]
 
 
@@ -217,51 +240,48 @@ def token_by_token(streamer: Any) -> Callable[[list[int]], None]:
     return put
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that are unknown, not supported, or without effect."""
-    for name in options:
-        if name in GENERATION_OPTIONS:
+def warn_of_the_context(
+    model: LayeredModel, rows: Sequence[Row], results: Sequence[DecodeResult], max_new_tokens: int
+) -> None:
+    """Warn of a text that was cut where transformers would go on, behind the positions the model knows."""
+    for row, result in zip(rows, results, strict=True):
+        if len(result.tokens) >= max_new_tokens:
             continue
-        if name == "max_length":
-            raise InputError("max_length: give max_new_tokens, which does not count the prompt")
-        if name == "num_return_sequences":
-            raise InputError("num_return_sequences: give the prompt several times instead, [prompt] * n")
-        close = difflib.get_close_matches(name, GENERATION_OPTIONS, n=1)
-        meant = f"did you mean {close[0]}? " if close else ""
-        raise InputError(
-            f"{name}: no option of this decoder; {meant}Supported are {', '.join(GENERATION_OPTIONS)}"
+        eos = model.eos_token_ids if row.rules is None else row.rules.eos_token_ids
+        if result.tokens[-1] in eos or (row.rules is not None and row.rules.stopped):
+            continue
+        warnings.warn(
+            f"the model's context of {model.context_limit} tokens ended a text before max_new_tokens "
+            f"({max_new_tokens}) did",
+            stacklevel=3,
         )
-    if not options.get("do_sample"):
-        for name in SAMPLING_OPTIONS:
-            if name in options:
-                raise InputError(
-                    f"{name}={options[name]!r}: without do_sample=True it has no effect; add that, or leave "
-                    f"{name} out"
-                )
+        return
 
 
 def _prompts(model: LayeredModel, prompt: Any) -> tuple[list[list[int]], bool]:
     """Token ids of every prompt, and whether several were given."""
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()
-    many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Integral)
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise InputError(f"prompt: {shown(prompt)} is neither text nor a list of token ids, nor several")
+    many = not isinstance(prompt, str) and len(prompt) > 0 and not _is_number(prompt[0])
     found = []
     for one in prompt if many else [prompt]:
         if isinstance(one, str):
             found.append(model.encode(one))
             continue
+        ids = one.tolist() if hasattr(one, "tolist") else one
+        if isinstance(ids, bytes) or not isinstance(ids, Sequence) or any(isinstance(i, bool) for i in ids):
+            raise InputError(f"prompt: {shown(one)} is neither text nor a list of token ids")
         try:
-            found.append([operator.index(token) for token in one])
+            found.append([operator.index(token) for token in ids])
         except TypeError:
-            raise InputError(f"prompt: {one!r} is neither text nor a list of token ids") from None
+            raise InputError(f"prompt: {shown(one)} is neither text nor a list of token ids") from None
     return found, many
 
 
-def _listed(given: Any) -> list[Any]:
-    """One thing, several, or None, as a list."""
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Integral) or getattr(value, "shape", None) == ()
 
 
 def _prepared(
@@ -304,9 +324,9 @@ def _prepared(
                 custom_generate=capture,
                 **options,
             )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise InputError(f"transformers refuses these options: {one_line(error)}") from error
     (request,) = requests
-    request.check()
+    request.check("leave it out")
     (row,) = request.rows(model.vocab_size, model.eos_token_ids, generator)
     return row

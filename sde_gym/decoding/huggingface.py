@@ -7,8 +7,6 @@ was given. Anything that cannot be honoured is refused by name (`sde_gym.decodin
 from __future__ import annotations
 
 import sys
-import warnings
-import weakref
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -16,18 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sde_gym.decoding.generate import Decoding, token_by_token
-from sde_gym.decoding.request import Request, Row, stop_string_criteria
+from sde_gym.decoding.generate import Decoding, token_by_token, warn_of_the_context
+from sde_gym.decoding.opening import check_untouched, fingerprint, opened
+from sde_gym.decoding.options import check_streamer, generator_from
+from sde_gym.decoding.request import Request, stop_string_criteria
 from sde_gym.decoding.result import DecodeResult
 from sde_gym.errors import InputError
 from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.controller import Controller
-
-#: What tells whether a model's weights are still those that a `LayeredModel` was made of.
-_Fingerprint = tuple[tuple[int, int, torch.dtype], ...]
-
-#: By transformers model, the `LayeredModel` made of it, which refers back to it weakly.
-_OPENED: weakref.WeakKeyDictionary[Any, tuple[LayeredModel, _Fingerprint]] = weakref.WeakKeyDictionary()
 
 
 def huggingface(
@@ -65,16 +59,22 @@ class CustomGenerate:
     """A decoding method for `generate`; made by `huggingface`.
 
     Attributes:
-        results: a `DecodeResult` for each row of the last call.
+        results: a `DecodeResult` for each row of the last call; empty if that failed.
     """
 
     def __init__(
         self, decoding: Decoding, model: LayeredModel | None, tokenizer: Any, seed: int | None
     ) -> None:
+        if model is not None and not isinstance(model, LayeredModel):
+            raise InputError(
+                f"model: a {type(model).__name__} is not a LayeredModel; wrap it (LayeredModel(hf)), or "
+                "leave model out"
+            )
+        generator_from(seed)
         self.results: list[DecodeResult] = []
         self._decoding = decoding
         self._model = model
-        self._weights = None if model is None else _fingerprint(model.hf)
+        self._weights = None if model is None else fingerprint(model.hf)
         self._tokenizer = tokenizer
         self._seed = seed
 
@@ -100,6 +100,7 @@ class CustomGenerate:
         Raises:
             InputError: something that cannot be honoured, or a model that cannot be decoded so.
         """
+        self.results = []
         dropped = _dropped_arguments(self, sys._getframe(1))
         if dropped.get("assistant_model") is not None:
             raise InputError("assistant_model: drafts come from early exits here; leave it out")
@@ -118,20 +119,21 @@ class CustomGenerate:
             criteria = type(criteria)([*criteria, stop_string_criteria(stop_strings, tokenizer)])
         request = Request(input_ids, logits_processor, criteria, generation_config, model_kwargs)
         request.check()
+        check_streamer(streamer)
         if streamer is not None and len(input_ids) > 1:
             raise InputError(f"streamer: it follows one text, not {len(input_ids)}; give one at a time")
         pad = _pad_token_id(generation_config)
         if pad is None and len(input_ids) > 1:
             raise InputError("pad_token_id: several texts may end at different lengths; set it")
         layered = self._layered(model)
-        generator = None if self._seed is None else torch.Generator().manual_seed(self._seed)
-        rows = request.rows(layered.vocab_size, layered.eos_token_ids, generator)
+        rows = request.rows(layered.vocab_size, layered.eos_token_ids, generator_from(self._seed))
+        self._decoding.warn_of_other_weights(layered)
         self.results = self._decoding.run(
             layered, rows, request.max_new_tokens, None if streamer is None else token_by_token(streamer)
         )
         if streamer is not None:
             streamer.end()
-        self._tell_of_the_context(layered, rows, request)
+        warn_of_the_context(layered, rows, self.results, request.max_new_tokens)
         sequences = _joined(input_ids, [result.tokens for result in self.results], pad)
         if not generation_config.return_dict_in_generate:
             return sequences
@@ -144,6 +146,7 @@ class CustomGenerate:
         """The `LayeredModel` of a transformers model: the given one, the one made before, or a new one."""
         if hf.training:
             raise InputError("the model is in training mode; call model.eval() first")
+        check_untouched(hf)
         if self._model is None:
             return opened(hf)
         if self._model.hf is not hf:
@@ -151,61 +154,12 @@ class CustomGenerate:
                 f"model: {self._model.name!r} is not the LayeredModel of the model that generate was called "
                 "on; call its .hf.generate, or leave model out"
             )
-        if _fingerprint(hf) != self._weights:
+        if fingerprint(hf) != self._weights:
             raise InputError(
-                f"model: the weights of {self._model.name!r} were changed or moved since huggingface() was "
-                "called; make the LayeredModel and this anew"
+                f"model: the weights or modules of {self._model.name!r} were changed or moved since "
+                "huggingface() was called; make the LayeredModel and this anew"
             )
         return self._model
-
-    def _tell_of_the_context(self, layered: LayeredModel, rows: list[Row], request: Request) -> None:
-        """Warn of a text that was cut where `generate` would go on, behind the positions the model knows."""
-        for row, result in zip(rows, self.results, strict=True):
-            ended = result.tokens[-1] in request.eos_token_ids or (
-                row.rules is not None and row.rules.stopped
-            )
-            if len(result.tokens) < request.max_new_tokens and not ended:
-                warnings.warn(
-                    f"the model's context of {layered.context_limit} tokens ended a text before "
-                    f"max_new_tokens ({request.max_new_tokens}) did",
-                    stacklevel=3,
-                )
-                return
-
-
-def opened(hf: Any) -> LayeredModel:
-    """The `LayeredModel` of a transformers model, made anew only if its weights have changed or moved.
-
-    A change in place that goes by `tensor.data` leaves no mark and is not noticed.
-
-    Raises:
-        InputError: an architecture that is not supported, layers that are not plain ones (quantised,
-            LoRA), or weights on several devices.
-    """
-    known = _OPENED.get(hf)
-    if known is not None and known[1] == _fingerprint(hf):
-        return known[0]
-    devices = {str(parameter.device) for parameter in hf.parameters()}
-    if len(devices) > 1 or "meta" in devices:
-        raise InputError(f"the model's weights lie on {', '.join(sorted(devices))}; put them on one device")
-    for name, module in getattr(getattr(hf, "model", None), "layers", torch.nn.Module()).named_modules():
-        if hasattr(module, "in_features") and type(module) is not torch.nn.Linear:
-            raise InputError(
-                f"layers.{name} is a {type(module).__name__}, not a plain linear map; merge adapters "
-                "(merge_and_unload) and load the weights unquantised"
-            )
-    layered = LayeredModel(hf)
-    layered.hf = weakref.proxy(hf)  # else it would keep the model alive, and with it its own entry
-    _OPENED[hf] = (layered, _fingerprint(hf))
-    return layered
-
-
-def _fingerprint(hf: Any) -> _Fingerprint:
-    """Where each weight lies and how often it was changed in place."""
-    return tuple(
-        (weight.data_ptr(), 0 if weight.is_inference() else weight._version, weight.dtype)
-        for weight in hf.parameters()
-    )
 
 
 def _dropped_arguments(method: CustomGenerate, frame: FrameType) -> dict[str, Any]:

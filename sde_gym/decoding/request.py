@@ -87,32 +87,36 @@ class Request:
     config: Any
     inputs: Mapping[str, Any]
 
-    def check(self) -> None:
-        """Raise InputError for the first thing asked for that cannot be honoured, by its name."""
+    def check(self, remedy: str = _LEAVE_OUT) -> None:
+        """Raise InputError for the first thing asked for that cannot be honoured, by its name.
+
+        Args:
+            remedy: what to do instead, the end of the message.
+        """
         for name, (asked, what) in _REFUSED.items():
             value = getattr(self.config, name, None)
             if asked(value):
-                raise InputError(f"{name}={value!r}: this decoder does not do {what}; {_LEAVE_OUT}")
+                raise InputError(f"{name}={value!r}: this decoder does not do {what}; {remedy}")
         if getattr(self.inputs.get("cache"), "_is_user_defined", False):
             raise InputError(
-                f"past_key_values: this decoder keeps a cache of its own and reads no other; {_LEAVE_OUT}"
+                f"past_key_values: this decoder keeps a cache of its own and reads no other; {remedy}"
             )
         for name, value in self.inputs.items():
             if name not in _KNOWN_INPUTS and value is not None:
-                raise InputError(f"{name}: this decoder takes token ids only; {_LEAVE_OUT}")
+                raise InputError(f"{name}: this decoder takes token ids only; {remedy}")
         rows = len(self.input_ids)
         for processor in self.processors:
             name = type(processor).__name__
             if type(processor).__module__.partition(".")[0] == "transformers" and name not in _STATELESS:
                 raise InputError(
                     f"{name}: a processor that keeps state or runs the model cannot follow drafts that are "
-                    f"taken back; {_LEAVE_OUT}"
+                    f"taken back; {remedy}"
                 )
             if name.startswith("Encoder") and rows > 1:
                 raise InputError(f"{name}: only for one prompt at a time, not for {rows}")
         for criterion in self.criteria:
             if type(criterion).__name__ == "ConfidenceCriteria":
-                raise InputError(f"ConfidenceCriteria: it reads scores, which are not kept; {_LEAVE_OUT}")
+                raise InputError(f"ConfidenceCriteria: it reads scores, which are not kept; {remedy}")
 
     @property
     def max_new_tokens(self) -> int:
@@ -169,6 +173,8 @@ class Request:
             raise InputError(
                 f"attention_mask: its shape {tuple(mask.shape)} is not that of input_ids, ({rows}, {length})"
             )
+        elif not ((mask == 0) | (mask == 1)).all():
+            raise InputError("attention_mask: only 0 (padding) and 1 can stand in it")
         else:
             visible = (mask != 0).long().cpu()
         if length and not visible[:, -1].all():
@@ -187,7 +193,8 @@ class Request:
             fits = positions.ndim == 2 and positions.shape[-1] == length
             if not fits or ((positions.cpu() - expected) * visible).any():
                 raise InputError(
-                    "position_ids: only 0, 1, 2, ... behind the padding can be honoured; leave them out"
+                    "position_ids: only 0, 1, 2, ... behind the padding can be honoured; leave them out, and "
+                    "give an attention_mask of the shape of input_ids"
                 )
         return [int(count) for count in length - visible.sum(1)]
 
@@ -220,7 +227,9 @@ def stop_string_criteria(stop_strings: str | Sequence[str], tokenizer: Any) -> A
     """
     from transformers import StopStringCriteria
 
-    strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+    strings: list[Any] = [stop_strings]
+    if isinstance(stop_strings, (list, tuple, set, frozenset)):
+        strings = list(stop_strings)
     if not strings or not all(isinstance(text, str) and text for text in strings):
         raise InputError(f"stop_strings: {stop_strings!r} is neither a string nor a list of them")
     if tokenizer is None:

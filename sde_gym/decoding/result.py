@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from sde_gym.checks import token_ids, whole_number
 from sde_gym.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,14 +96,28 @@ class DecodeResult:
         self.fates.append(fate)
 
 
+def check_model(model: Any) -> None:
+    """Raise InputError unless it is a `LayeredModel`, or whatever has the parts of one."""
+    if isinstance(model, type) or not hasattr(model, "check_depths"):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise InputError(
+            f"model: {kind} is no LayeredModel; give what load_model returns, or LayeredModel(model) of a "
+            "transformers model"
+        )
+
+
 def check_request(model: LayeredModel, prompt: Sequence[int], max_new_tokens: int) -> int:
     """The token budget of a request: `max_new_tokens`, or less where the context ends.
 
     Raises:
-        InputError: an empty prompt, one that fills the context, or max_new_tokens below 0.
+        InputError: no `LayeredModel`, a prompt that is no list of token ids, is empty or fills the
+            context, or a budget that is no whole number of at least 0.
     """
-    if not len(prompt):
+    check_model(model)
+    prompt = token_ids("prompt", prompt)
+    if not prompt:
         raise InputError("the prompt has no tokens; at least one is needed")
+    max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
     if max_new_tokens < 0:
         raise InputError(f"max_new_tokens must be at least 0, not {max_new_tokens}")
     if len(prompt) >= model.context_limit:

@@ -202,7 +202,8 @@ class TextDecoder:
     def prefill(self, prompt: Sequence_[int]) -> None:
         """Run the prompt to L and emit token 0."""
         if self.sequence is None:
-            self.sequence = self.model.sequence(len(prompt) + self.budget + self.max_draft)
+            draft = min(self.max_draft, self.budget)
+            self.sequence = self.model.sequence(len(prompt) + self.budget + draft)
         top = self.model.num_layers
         self.sequence.append(prompt)
         self.sequence.advance(top)

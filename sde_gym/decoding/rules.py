@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,8 +88,11 @@ class GenerationRules:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.stopped = False
-        self._processors = processors
-        self._criteria = criteria
+        # One by one, to name the one that returns nonsense; as a list a processor's signature is checked.
+        self._processors = (
+            None if processors is None else [_alone(processors, one) for one in _each(processors)]
+        )
+        self._criteria = _each(criteria)
         self._generator = generator
         self._padding = list(padding)
         self._device = device
@@ -136,7 +140,8 @@ class GenerationRules:
             The token is None where no row is left for it, or the last accepted proposal ends the text.
 
         Raises:
-            InputError: a row of scores with NaN, or without any token allowed.
+            InputError: a row of scores with NaN, or without any token allowed, or a processor that returns
+                something else than scores.
         """
         ids = None if self._processors is None else self._ids([*prefix, *proposals])
         start = len(self._padding) + len(prefix)
@@ -155,9 +160,15 @@ class GenerationRules:
     def stops(self, ids: list[int]) -> bool:
         """Whether the text ends with the last of `ids`, prompt and emitted tokens; asked after each token."""
         self.stopped = ids[-1] in self.eos_token_ids
-        if self._criteria is not None:
+        seen = self._ids(ids) if self._criteria else None
+        for criterion in self._criteria:
             # Asked even if the text has ended: a criterion may count on seeing every token.
-            said = self._criteria(self._ids(ids), None)
+            said = criterion(seen, None)
+            if not isinstance(said, (bool, np.bool_, Tensor)):
+                raise InputError(
+                    f"{_label(criterion)}: a stopping criterion must return a bool or a tensor of them, not "
+                    f"{said!r}"
+                )
             self.stopped |= bool(said.all() if isinstance(said, Tensor) else said)
         return self.stopped
 
@@ -180,7 +191,21 @@ class GenerationRules:
         """(V,) what the processors make of (1, V), which they may overwrite."""
         if self._processors is None:
             return scores[0]
-        return self._processors(ids, scores.to(ids.device))[0]
+        scores = scores.to(ids.device)
+        for processor in self._processors:
+            shape = tuple(scores.shape)
+            scores = processor(ids, scores)
+            if not isinstance(scores, Tensor) or tuple(scores.shape) != shape:
+                found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+                raise InputError(
+                    f"{_label(processor)}: a logits processor must return scores of the shape that it was "
+                    f"given, {shape}, not {found}"
+                )
+            if not scores.is_floating_point():
+                raise InputError(
+                    f"{_label(processor)}: a logits processor must return floats, not {scores.dtype}"
+                )
+        return scores[0]
 
     def _spread(self, logits: Tensor, vocabulary: list[int] | None) -> Tensor:
         """A compact head's logits over the full vocabulary, (1, V), -inf where it has no column."""
@@ -193,6 +218,25 @@ class GenerationRules:
     def _ids(self, ids: list[int]) -> Tensor:
         """int64 (1, t) what processors and criteria are shown."""
         return torch.tensor([[*self._padding, *ids]], device=self._device)
+
+
+def _each(functions: Any) -> list[Any]:
+    """None, one function, or the members of one of transformers' lists."""
+    if functions is None:
+        return []
+    return list(functions) if isinstance(functions, list) else [functions]
+
+
+def _alone(functions: Any, one: Any) -> Any:
+    """One of these functions, in a list of their kind if they stand in one."""
+    return type(functions)([one]) if isinstance(functions, list) else one
+
+
+def _label(function: Any) -> str:
+    """What to call a processor or criterion."""
+    if isinstance(function, list):
+        (function,) = function
+    return getattr(function, "__name__", None) or type(function).__name__
 
 
 def _certain(x: int, like: Tensor) -> Tensor:

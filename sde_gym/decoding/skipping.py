@@ -16,8 +16,10 @@ from collections.abc import Sequence as Sequence_
 import numpy as np
 import torch
 
+from sde_gym.checks import token_ids
+from sde_gym.decoding.decisions import check_controller
 from sde_gym.decoding.features import check_features
-from sde_gym.decoding.result import DecodeResult, check_request
+from sde_gym.decoding.result import DecodeResult, check_model, check_request
 from sde_gym.decoding.round import TextDecoder, TokenRules
 from sde_gym.decoding.speculative import drive
 from sde_gym.errors import InputError
@@ -67,12 +69,15 @@ def skipping(
         InputError: a skip set that does not fit the model, or a controller that needs several depths or the
             exit probe.
     """
+    check_model(model)
+    check_controller(controller)
     k, window = feature_settings(controller, k, window)
     _check_controller(controller)
-    check_features(model, controller.observation, max_draft, k, window)
+    max_draft, k, window = check_features(model, controller.observation, max_draft, k, window)
     stack = SkippedStack(model, skip)
     depth = skip.depth(model.num_layers)
     budget = check_request(model, prompt, max_new_tokens)
+    prompt = token_ids("prompt", prompt)
     controller.bind((depth,), model.num_layers, max_draft)
     controller.reset(_LANE)
     if budget == 0:

@@ -9,8 +9,10 @@ from collections.abc import Sequence as Sequence_
 import numpy as np
 import torch
 
+from sde_gym.checks import token_ids
+from sde_gym.decoding.decisions import ask, check_controller
 from sde_gym.decoding.features import check_features
-from sde_gym.decoding.result import DecodeResult, Round, check_request
+from sde_gym.decoding.result import DecodeResult, Round, check_model, check_request
 from sde_gym.decoding.round import TextDecoder, TokenRules
 from sde_gym.models.layered import LayeredModel
 from sde_gym.policies.controller import Controller, RoundOutcome, View, feature_settings
@@ -43,7 +45,7 @@ def speculative(
         controller: decides depth and draft length; it is bound and reset here.
         depths: candidate exit depths, increasing, below L.
         max_new_tokens: budget, at least 0.
-        max_draft: most proposals in a round (LEDE's cap is 12).
+        max_draft: most proposals in a round (LEDE's cap is 12), at most `settings.LONGEST_DRAFT`.
         k: tokens averaged by the `confidence` feature; None takes what the controller was made
             for, else 5.
         window: tokens averaged by the `trace` feature; None likewise, else 8.
@@ -55,11 +57,18 @@ def speculative(
 
     Returns:
         Tokens equal to `autoregressive`'s in float32; with sampling `rules`, distributed like its.
+
+    Raises:
+        InputError: an argument of another kind or out of its range, depths or settings that the controller
+            does not fit, or one that answers anything but actions.
     """
+    check_model(model)
+    check_controller(controller)
     k, window = feature_settings(controller, k, window)
-    check_features(model, controller.observation, max_draft, k, window)
+    max_draft, k, window = check_features(model, controller.observation, max_draft, k, window)
     candidates = model.check_depths(depths)
     budget = check_request(model, prompt, max_new_tokens)
+    prompt = token_ids("prompt", prompt)
     controller.bind(candidates, model.num_layers, max_draft)
     controller.reset(_LANE)
     if budget == 0:
@@ -135,7 +144,7 @@ def _round(decoder: TextDecoder, controller: Controller, text: np.ndarray) -> Ro
             text,
             np.array([result.decisions], np.int64),
         )
-        action = int(controller.act(view)[0])
+        (action,) = ask(controller, view)
         result.controller_seconds += time.perf_counter() - started
         ended = decoder.act(action)
         if ended is not None:

@@ -14,8 +14,9 @@ A measurement that was stopped goes on behind its last row, if `run.json` still 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from sde_gym.evaluation.decode_contender import Contender, simulate
 from sde_gym.evaluation.decode_methods import METHODS, chosen_methods
 from sde_gym.evaluation.decode_picture import speedup_picture
 from sde_gym.evaluation.decode_preparation import Preparation
-from sde_gym.evaluation.decode_settings import DecodeSettings
+from sde_gym.evaluation.decode_settings import DecodeSettings, completed
 from sde_gym.evaluation.decode_tables import Similarity, Texts, markdown, method_rows, rouge_l
 from sde_gym.evaluation.demo import Progress, hardware, silent, versions
 from sde_gym.evaluation.measured_prompts import digest, encoded, load_references, of_task, unseen
@@ -37,13 +38,16 @@ from sde_gym.files import read_json, write_json, write_text
 from sde_gym.models.loading import load_model
 from sde_gym.models.threads import torch_threads
 from sde_gym.prompts import Prompt, load_prompts
-from sde_gym.settings import command_of
+from sde_gym.settings import command_of, is_number, is_whole
 
 RUN_FILE = "run.json"
 ROWS_FILE = "rows.jsonl"
 RESULTS_FILE = "results.json"
 TABLE_FILE = "table.md"
 PICTURE_FILE = "speedup.png"
+
+#: Output folder of the command unless another is given.
+DEFAULT_OUT = Path("runs/bench-decode")
 
 
 def bench_decode(settings: DecodeSettings, out: Path, progress: Progress = silent) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def _run(settings: DecodeSettings, out: Path, progress: Progress) -> dict[str, A
     started = datetime.now(UTC)
     # Everything that can be refused is refused before anything is written.
     names = chosen_methods(settings)
-    model = load_model(settings.model, settings.dtype)
+    model = load_model(settings.model, settings.dtype, settings.device)
     train = load_prompts(settings.train_prompts)[: settings.train_limit]
     asked = of_task(load_prompts(settings.prompts), settings.task)
     left = unseen(asked, train)
@@ -124,7 +128,7 @@ def _run(settings: DecodeSettings, out: Path, progress: Progress) -> dict[str, A
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 1),
         "rows_taken_up": len(known),
-        "command": command_line(settings),
+        "command": command_line(settings, out),
     }
     if "static" in contenders or "assistant_early_exit" in contenders:
         results["static_candidates"] = prepared.static_choice["candidates"]
@@ -134,9 +138,10 @@ def _run(settings: DecodeSettings, out: Path, progress: Progress) -> dict[str, A
     return results
 
 
-def command_line(settings: DecodeSettings) -> str:
+def command_line(settings: DecodeSettings, out: Path) -> str:
     """The command that repeats a run: `sde-gym bench decode` and the options that are not defaults."""
-    return command_of("sde-gym bench decode", settings)
+    command = command_of("sde-gym bench decode", settings)
+    return command if out == DEFAULT_OUT else f"{command} --out {shlex.quote(str(out))}"
 
 
 def _similarity() -> tuple[Similarity | None, list[str]]:
@@ -181,9 +186,9 @@ def _take_up(out: Path, identity: dict[str, Any]) -> list[Measurement]:
         InputError: the rows are of another run.
     """
     path = out / ROWS_FILE
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    lines = _lines(path)
     if lines:
-        before = read_json(out / RUN_FILE)
+        before = _identity(out / RUN_FILE)
         changed = _changes(before, identity)
         if changed:
             raise InputError(
@@ -197,12 +202,50 @@ def _take_up(out: Path, identity: dict[str, Any]) -> list[Measurement]:
     return [_row(line, path) for line in lines]
 
 
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file; none if there is no file."""
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not UTF-8 text (byte {error.start}); remove the file to measure anew"
+        ) from None
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """What `run.json` says of the rows beside it."""
+    remedy = f"the rows of {ROWS_FILE} cannot be told from another run's; remove that to measure anew"
+    try:
+        found = read_json(path)
+    except InputError as error:
+        raise InputError(f"{error}; {remedy}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: not the description of a run; {remedy}")
+    return {**found, "settings": completed(found.get("settings"))}
+
+
 def _row(line: str, path: Path) -> Measurement:
     try:
         values = json.loads(line)
-        return Measurement(**{**values, "output": tuple(values["output"])})
+        row = Measurement(**{**values, "output": tuple(values["output"])})
+        wrong = [
+            field.name
+            for field in fields(row)
+            if field.name != "output" and not _KINDS[str(field.type)](getattr(row, field.name))
+        ]
+        if wrong or not all(map(is_whole, row.output)):
+            raise TypeError(f"{', '.join(wrong) or 'output'} of another type")
+        return row
     except (json.JSONDecodeError, TypeError, KeyError) as error:
         raise InputError(f"{path}: a row cannot be read ({error}); remove the file to measure anew") from None
+
+
+#: By type of a `Measurement`'s field, whether a value of JSON is one.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "int": is_whole,
+    "float": is_number,
+}
 
 
 def _changes(before: Any, now: Any, name: str = "") -> list[str]:

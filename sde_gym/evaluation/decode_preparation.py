@@ -16,7 +16,8 @@ of other settings are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,12 @@ import sde_gym
 from sde_gym.decoding import speculative
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError
-from sde_gym.evaluation.decode_settings import DecodeSettings
+from sde_gym.evaluation.decode_settings import DecodeSettings, usable_draft
 from sde_gym.evaluation.demo import TUNING_PROMPTS, Progress, hardware
 from sde_gym.evaluation.measured_prompts import digest, encoded
 from sde_gym.evaluation.static import StaticScore, best_static
 from sde_gym.files import read_json, write_json
-from sde_gym.models.cost import head_sizes
+from sde_gym.models.cost import head_sizes, resolve_cost
 from sde_gym.models.layered import LayeredModel
 from sde_gym.offline import DQNSettings, train_policy
 from sde_gym.offline.collect import trace_set_id
@@ -40,7 +41,7 @@ from sde_gym.policies.controller import Controller
 from sde_gym.policies.files import load_policy
 from sde_gym.policies.qnetwork import QController
 from sde_gym.prompts import Prompt
-from sde_gym.settings import DEFAULT_DEPTHS
+from sde_gym.settings import DEFAULT_DEPTHS, is_number, is_whole
 from sde_gym.traces import TraceSet
 from sde_gym.traces.recorder import record
 
@@ -62,7 +63,7 @@ class Preparation:
 
     Args:
         model: the model to decode with.
-        settings: of the benchmark.
+        settings: of the benchmark; of its cap on drafts no more is used than the token budget.
         train: prompts to tune and train on.
         measured: prompts to measure on, none of them among `train`.
         out: the output folder.
@@ -72,7 +73,8 @@ class Preparation:
         depths: candidate exit depths: those of the settings and those of policies that were given.
 
     Raises:
-        InputError: depths that the model does not have, or a policy that cannot be read or does not fit.
+        InputError: depths that the model does not have, or a policy or cost model that cannot be read or
+            does not fit.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Preparation:
         progress: Progress,
     ) -> None:
         self.model = model
-        self.settings = settings
+        self.settings = replace(settings, max_draft=usable_draft(settings.max_draft, settings.max_new_tokens))
         self.train = list(train)
         self.measured = list(measured)
         self.out = out
@@ -103,8 +105,9 @@ class Preparation:
                 raise InputError(f"policy_depths: {depth} is not one of the depths {list(chosen)}")
         given = [depth for policy in self._policies.values() for depth in policy.depths]
         self.depths: tuple[int, ...] = model.check_depths(sorted({*chosen, *given}))
-        drafts = [settings.max_draft, *(policy.max_draft for policy in self._policies.values())]
-        self._overrun = max(drafts) - 1
+        longest = max(self.settings.max_draft, *(policy.max_draft for policy in self._policies.values()), 1)
+        self._overrun = longest - 1
+        resolve_cost(settings.cost, model.num_layers, longest, head_sizes(model))  # refused now or never
 
     @cached_property
     def traces(self) -> TraceSet:
@@ -131,7 +134,7 @@ class Preparation:
     @cached_property
     def static(self) -> StaticScore:
         """The best static setting on training prompts, see `best_static`."""
-        return StaticScore(**self.static_choice["chosen"])
+        return _static_score(self.static_choice["chosen"])
 
     @cached_property
     def static_choice(self) -> dict[str, Any]:
@@ -155,7 +158,12 @@ class Preparation:
             "traces": trace_set_id(self.traces),
             "hardware": hardware(self.model, self.settings.threads),
         }
-        return self._kept("static", machine, choose)
+
+        def check(found: dict[str, Any]) -> None:
+            _static_score(found["chosen"])
+            len(found["candidates"])
+
+        return self._kept("static", machine, choose, check)
 
     def fewest_layers(self, name: str, candidates: Sequence[Candidate]) -> Candidate:
         """The candidate that the decoder runs the fewest layers with, heads counted by size.
@@ -173,7 +181,11 @@ class Preparation:
             self._progress(f"tune {name}", len(candidates), len(candidates))
             return {"chosen": int(np.argmin(layers)), "layers_a_token": layers}
 
-        return candidates[self._kept(name, {"candidates": labels}, choose)["chosen"]]
+        def check(found: dict[str, Any]) -> None:
+            if not is_whole(found["chosen"]) or not 0 <= found["chosen"] < len(candidates):
+                raise ValueError
+
+        return candidates[self._kept(name, {"candidates": labels}, choose, check)["chosen"]]
 
     def _layers(self, controller: Controller, depths: tuple[int, ...]) -> float:
         """Layers a token on tuning prompts; every head counts as an exit head."""
@@ -188,8 +200,18 @@ class Preparation:
             tokens += len(result.tokens) - 1
         return layers / max(1, tokens)
 
-    def _kept(self, name: str, also: dict[str, Any], choose: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A choice made on tuning prompts: that of `NAME.json` if it was asked the same, else a new one."""
+    def _kept(
+        self,
+        name: str,
+        also: dict[str, Any],
+        choose: Callable[[], dict[str, Any]],
+        check: Callable[[dict[str, Any]], None],
+    ) -> dict[str, Any]:
+        """A choice made on tuning prompts: that of `NAME.json` if it was asked the same, else a new one.
+
+        A file that `check` refuses with a KeyError, TypeError or ValueError is damaged: the choice is made
+        anew.
+        """
         request = {
             "model": self.model.weights_hash(),
             "prompts": digest(self.train[:TUNING_PROMPTS]),
@@ -201,7 +223,9 @@ class Preparation:
         path = self.out / f"{name}.json"
         found = _read_if_any(path)
         if isinstance(found, dict) and found.get("request") == request:
-            return found
+            with suppress(KeyError, TypeError, ValueError):
+                check(found)
+                return found
         choice = {"request": request, **choose()}
         write_json(path, choice)
         return choice
@@ -251,6 +275,16 @@ class Preparation:
         )
         write_json(folder / _TRAINED, request)
         return load_policy(folder)  # as a later run will
+
+
+def _static_score(values: Any) -> StaticScore:
+    """What `asdict` gave; TypeError for anything else."""
+    score = StaticScore(**values)
+    if not is_whole(score.exit_depth) or not is_whole(score.draft_length):
+        raise TypeError
+    if not all(is_number(getattr(score, field.name)) for field in fields(score)):
+        raise TypeError
+    return score
 
 
 def _read_if_any(path: Path) -> Any:

@@ -57,6 +57,9 @@ DEFAULT_LATTICE_TEXTS = 3
 #: What LITE's thresholds aim at.
 LITE_ACCEPTANCE = 0.9
 
+#: Settings that nothing but the sweep reads.
+_SWEEP_ONLY = ("explorers", "policy", "chosen_on", "depths")
+
 Progress = Callable[[int, int, str], None]
 
 #: A planned row: its method, and what makes it.
@@ -99,6 +102,9 @@ class DexSettings:
         counts = ("max_draft", "lattice_texts")
         check_settings(self, counts, is_whole, "{name} is {value!r}; it must be a whole number")
         check_settings(self, ("max_draft",), at_least_one, "{name} must be at least 1, not {value}")
+        for number in self.explorers or ():
+            if not is_whole(number) or number < 1:
+                raise InputError(f"explorers: {number!r} explorers cannot be; give whole numbers from 1")
         if self.lattice_texts < 0:
             raise InputError(f"lattice_texts must be at least 0, not {self.lattice_texts}")
         if isinstance(self.policy, (str, Path)):
@@ -120,9 +126,14 @@ def dex_report(settings: DexSettings, sweep: bool = True, progress: Progress | N
 
     Raises:
         InputError: a set that cannot be loaded, does not fit, or was recorded without a depth that is needed;
-            a model that was named and did not record the traces.
+            a model that was named and did not record the traces; settings of the sweep without it.
         TickMismatchError: the lattice takes other ticks than were counted (`dex_live.compare_ticks`).
     """
+    unused = [] if sweep else [name for name in _SWEEP_ONLY if getattr(settings, name) is not None]
+    if unused:
+        raise InputError(
+            f"{', '.join(unused)}: of the sweep only; give --sweep (sweep=True), or leave it out"
+        )
     traces = load_traces(settings.traces)
     training = None if settings.chosen_on is None else load_traces(settings.chosen_on)
     if training is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from sde_gym.files import write_text
 from sde_gym.models.cost import UNIT, CostModel
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.skipping import SkipSet
-from sde_gym.settings import DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS
+from sde_gym.settings import DEFAULT_MAX_DRAFT, DEFAULT_NEW_TOKENS, is_number
 
 if TYPE_CHECKING:
     import optuna
@@ -56,10 +57,18 @@ class Trial:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Trial:
-        """What `to_json` gave."""
+        """What `to_json` gave.
+
+        Raises:
+            TypeError, KeyError, InputError: something else.
+        """
         values = dict(row)
         skip = SkipSet(tuple(values.pop("attention")), tuple(values.pop("mlp")))
-        return cls(skip, SkipScore(**values))
+        score = SkipScore(**values)
+        for name, value in asdict(score).items():
+            if not is_number(value) or not math.isfinite(value):
+                raise TypeError(f"{name} is {value!r}")
+        return cls(skip, score)
 
 
 #: Progress callback: evaluations done, in all, best speed-up so far.
@@ -92,7 +101,8 @@ def search_skips(
     Args:
         model: any `LayeredModel` whose stack can skip sublayers.
         prompts: token ids, none of which results are reported on.
-        evaluations: in all, those of an earlier run included (Zhang et al.: 1000).
+        evaluations: in all, those of an earlier run included (Zhang et al.: 1000). Where more are there
+            already, nothing is evaluated and all of them count.
         out: JSON file of the best skip set (`load_skip_set`); the evaluations go into `trials_path(out)`
             one by one, and are taken up from there.
         seed: of the search.
@@ -103,7 +113,8 @@ def search_skips(
         The best evaluation (the first of several that are as good), and all of them in order.
 
     Raises:
-        InputError: a number out of range, a file of another search, or optuna missing.
+        InputError: a number out of range, a file of another search, an `out` whose evaluations are gone, or
+            optuna missing.
     """
     _import_optuna()
     if evaluations < 1 or seed < 0:
@@ -121,7 +132,12 @@ def search_skips(
         "cost": _digest([repr(evaluator.cost)]),
         "seed": seed,
     }
-    trials = _read_trials(log, header)[:evaluations]
+    trials = _read_trials(log, header)
+    if target.exists() and not trials:
+        raise InputError(
+            f"{target}: is there, but not the evaluations behind it ({log.name}), so a worse set might "
+            "replace a better one; choose another --out, or remove it"
+        )
     search = _Search(model.num_layers, seed, trials)
     known = {trial.skip: trial.score for trial in trials}
     for number in range(len(trials), evaluations):
@@ -226,10 +242,16 @@ def _read_trials(path: Path, header: dict[str, Any]) -> list[Trial]:
         found, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         different = sorted(name for name in header if found.get(name) != header[name])
         trials = [Trial.from_json(row) for row in rows]
+        for trial in trials:
+            if not different:
+                trial.skip.check(header["num_layers"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: not the evaluations of a search ({error}); remove it") from None
+        raise InputError(
+            f"{path}: not the evaluations of a search ({error}); remove it and the skip set beside it"
+        ) from None
     if different:
         raise InputError(
-            f"{path}: holds a search with another {', '.join(different)}; choose another --out, or remove it"
+            f"{path}: holds the evaluations of another search (other {', '.join(different)}); choose another "
+            "--out, or remove it and the skip set beside it"
         )
     return trials

@@ -246,9 +246,8 @@ def usage(settings: TuneSettings, results: dict[str, Any], out: Path) -> list[st
     for name in dict.fromkeys((fastest, "policy")):
         lines.append(shlex.join([*words, *options[name], "--prompt", "..."]))
     lines.append(
-        f"in Python: policy = sde_gym.policies.files.load_policy({policy!r}), then "
-        "sde_gym.decoding.speculative(model, ids, policy, policy.depths, max_new_tokens, "
-        "max_draft=policy.max_draft)"
+        f"in Python: policy = sde_gym.policies.load_policy({policy!r}), then "
+        "sde_gym.decoding.generate(model, text, policy, max_new_tokens=64)"
     )
     return lines
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sde_gym.errors import InputError
+from sde_gym.evaluation.decode_settings import usable_draft
 from sde_gym.evaluation.measured_prompts import encoded
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.loading import load_model
@@ -32,7 +33,9 @@ class TuneSettings:
         None, "exit depths recorded; a spread over the model's layers if not given"
     )
     offered_depths: int = setting(1, "exit depths offered to the policy: those of the best static settings")
-    max_draft: int = setting(DEFAULT_MAX_DRAFT, "most drafts in a round")
+    max_draft: int = setting(
+        DEFAULT_MAX_DRAFT, "most drafts in a round; what is beyond the token budget is not tried"
+    )
     cost: bool = setting(False, "measure this machine's costs first; else layers and heads are counted")
     final_token_reward: float = setting(0.0, "the policy's reward for a token of the last layer")
     gamma: float = setting(0.99, "the policy's discount per decision")
@@ -106,7 +109,10 @@ def divide(prompts: list[Prompt], share: float, seed: int) -> tuple[list[Prompt]
     by_text = {prompt.text: prompt for prompt in prompts}  # no text on both sides
     different = list(by_text.values())
     if len(different) < 2:
-        raise InputError(f"{len(different)} different prompts cannot be divided; at least two are needed")
+        raise InputError(
+            f"{len(different)} different prompt{'' if len(different) == 1 else 's'} of {len(prompts)}: at "
+            "least two are needed, one to learn from and one to judge on"
+        )
     count = min(max(1, round(share * len(different))), len(different) - 1)
     apart = set(np.random.default_rng(seed).permutation(len(different))[:count].tolist())
     training = [prompt for n, prompt in enumerate(different) if n not in apart]
@@ -117,12 +123,19 @@ def prepare(settings: TuneSettings) -> Prepared:
     """Load the model and the prompts.
 
     Raises:
-        InputError: a model, depth or prompt that does not fit, or d3rlpy missing.
+        InputError: a model, depth or prompt that does not fit, more depths offered than recorded, or d3rlpy
+            missing.
     """
     import_d3rlpy()
+    settings = replace(settings, max_draft=usable_draft(settings.max_draft, settings.max_new_tokens))
     prompts = load_prompts(settings.prompts)[: settings.limit]
     training, held_out = divide(prompts, settings.held_out, settings.seed)
     model = load_model(settings.model, settings.dtype, settings.device)
     depths = model.check_depths(settings.depths or spread_depths(model.num_layers))
+    if settings.offered_depths > len(depths):
+        raise InputError(
+            f"offered_depths is {settings.offered_depths}, but only {len(depths)} depths are recorded "
+            f"({', '.join(map(str, depths))}); offer fewer, or record more with --depths"
+        )
     encoded(model, [*training, *held_out])  # refused before anything is written
     return Prepared(settings, model, depths, training, held_out)

@@ -13,7 +13,7 @@ it is 0 as well where the head of the candidate depth before was not read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +127,25 @@ class Controller(Protocol):
         """
 
 
-class BaseController:
+class NotADecodingMethod:
+    """What says so where a controller is given to transformers as if it were a decoding method.
+
+    `generate` ignores a `custom_generate` that cannot be called and decodes plainly, without a word.
+    """
+
+    def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Never returns.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"{getattr(self, 'name', '') or type(self).__name__}: a controller is no decoding method; give "
+            "custom_generate=huggingface(controller), from sde_gym.decoding.huggingface"
+        )
+
+
+class BaseController(NotADecodingMethod):
     """A controller without state between decisions: the parts most controllers share.
 
     Subclasses set `name` and `observation` and define `act`.
@@ -138,6 +156,8 @@ class BaseController:
             proposals of one round may come from several depths (AdaDecode). The phase then stays
             SELECT, `View.draft_length` tells how many proposals wait, and CONTINUE at the last depth
             verifies them all. No trace holds the states of such a round: replay refuses it.
+        made_for: the only depths that it can be bound to, ascending; empty = any. They are the candidates
+            where the decoder is not told others.
     """
 
     name: str = ""
@@ -146,6 +166,8 @@ class BaseController:
     window: int | None = None
     shadows: bool = False
     walks_every_token: bool = False
+
+    made_for: tuple[int, ...] = ()
 
     depths: tuple[int, ...] = ()
     num_layers: int = 0

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sde_gym.checks import flag, is_whole
 from sde_gym.errors import InputError
 from sde_gym.policies.controller import RoundOutcome, View
 from sde_gym.policies.lane_state import RememberingController
@@ -40,7 +41,7 @@ class DraftVerifyController(RememberingController):
         carry_over: whether m and t go on from text to text, see `RememberingController`.
 
     Raises:
-        InputError: a number out of its range.
+        InputError: a number out of its range, or anything but a number.
     """
 
     observation: tuple[str, ...] = ("top1",)
@@ -56,8 +57,8 @@ class DraftVerifyController(RememberingController):
         threshold_memory: float = 0.9,
         carry_over: bool = False,
     ) -> None:
-        super().__init__(carry_over)
-        if isinstance(exit_depth, (bool, np.bool_)) or not isinstance(exit_depth, (int, np.integer)):
+        super().__init__(flag("carry_over", carry_over))
+        if not is_whole(exit_depth):
             raise InputError(f"exit_depth: {exit_depth!r} is not a whole number of layers; give a depth")
         self.exit_depth = int(exit_depth)
         self.threshold = share("threshold", threshold)

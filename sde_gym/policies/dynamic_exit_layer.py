@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sde_gym.checks import flag, is_whole
 from sde_gym.errors import InputError
 from sde_gym.policies.controller import RoundOutcome, View
 from sde_gym.policies.draft_verify import share
@@ -50,10 +51,9 @@ class DELController(RememberingController):
     observation: tuple[str, ...] = ("top1",)
 
     def __init__(self, omega: float = 0.95, longest: int = LONGEST, *, carry_over: bool = False) -> None:
-        super().__init__(carry_over)
+        super().__init__(flag("carry_over", carry_over))
         self.omega = share("omega", omega)
-        whole = isinstance(longest, (int, np.integer)) and not isinstance(longest, bool)
-        if not whole or longest < 1:
+        if not is_whole(longest) or longest < 1:
             raise InputError(f"longest: {longest!r} is not a whole number of at least 1; {LONGEST} is usual")
         self.longest = int(longest)
         parts = [f"omega={self.omega:g}"] * (self.omega != 0.95)

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from sde_gym.checks import is_whole, shown
 from sde_gym.errors import InputError
 from sde_gym.files import atomic_path, write_json
 from sde_gym.policies.observation import resolve_observation
@@ -63,7 +65,12 @@ def policy_paths(path: str | Path) -> tuple[Path, Path]:
 
     Returns:
         The path of the policy and that of its readable copy; neither needs to exist.
+
+    Raises:
+        InputError: no path.
     """
+    if not isinstance(path, (str, PathLike)):
+        raise InputError(f"policy: {shown(path)} is no path; give that of a policy file, or of its folder")
     base = Path(path)
     if base.is_dir():
         base = base / DEFAULT_NAME
@@ -214,6 +221,9 @@ def _check_json(meta: Any, path: Path) -> None:
         value = meta.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"{path}: {key} is {value!r}, expected a value of type {kind.__name__}")
+    wrong = [depth for depth in meta["depths"] if not is_whole(depth)]
+    if wrong:
+        raise InputError(f"{path}: depths holds {shown(wrong[0])}, expected numbers; train the policy again")
     unknown = sorted(set(meta) - set(_KEYS))
     if unknown:
         raise InputError(f"{path}: unknown entries {', '.join(unknown)} for format version {FORMAT_VERSION}")

@@ -42,6 +42,7 @@ class LITEController(ThresholdController):
                 f"thresholds: {dict(thresholds)!r} must have a number of at least 0 for at least one depth"
             )
         super().__init__(0.0)
+        self.made_for = tuple(sorted(self.by_depth))
         self._use(tuple(self.by_depth))
         self.name = name
 
@@ -65,8 +66,8 @@ class LITEController(ThresholdController):
         missing = [depth for depth in depths if depth not in self.by_depth]
         if missing:
             raise InputError(
-                f"thresholds: none for the depths {missing}, only for {sorted(self.by_depth)}; calibrate on "
-                "traces with these depths, or leave them out"
+                f"thresholds: none for the depths {missing}, only for {list(self.made_for)}; give the "
+                f"decoder depths={self.made_for} or some of them, or calibrate on traces with all"
             )
         self._use(depths)
         super().bind(depths, num_layers, max_draft)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
-from sde_gym.policies.controller import RoundOutcome, View
+from sde_gym.policies.controller import NotADecodingMethod, RoundOutcome, View
 from sde_gym.policies.observation import HEAD_FEATURES, Action, resolve_observation
 
 FloatArray = NDArray[np.float32]
@@ -112,7 +112,7 @@ class QNetwork:
         return hidden
 
 
-class QController:
+class QController(NotADecodingMethod):
     """Greedy control by a `QNetwork`: exit where exiting is worth more; a tie continues.
 
     A network knows only the setting it was trained in, so the controller carries that setting and

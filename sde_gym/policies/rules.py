@@ -7,9 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sde_gym.checks import shown, whole_number
 from sde_gym.errors import InputError
 from sde_gym.policies.controller import BaseController, View
+from sde_gym.policies.draft_verify import share
 from sde_gym.policies.observation import Action, Phase
+from sde_gym.settings import LONGEST_DRAFT
 
 
 class StaticController(BaseController):
@@ -21,15 +24,16 @@ class StaticController(BaseController):
     Args:
         exit_depth: depth to exit at, in layers; `bind` refuses one that is not a candidate.
         draft_length: proposals in a round, 1..max_draft.
+
+    Raises:
+        InputError: one of them is no whole number of at least 1, or more than `settings.LONGEST_DRAFT`.
     """
 
     observation: tuple[str, ...] = ()
 
     def __init__(self, exit_depth: int, draft_length: int) -> None:
-        if draft_length < 1:
-            raise InputError(f"draft_length: {draft_length} is below 1")
-        self.exit_depth = int(exit_depth)
-        self.draft_length = int(draft_length)
+        self.exit_depth = whole_number("exit_depth", exit_depth, 1)
+        self.draft_length = whole_number("draft_length", draft_length, 1, LONGEST_DRAFT)
         self.name = f"static({self.exit_depth}, {self.draft_length})"
         self._exit_index = -1
 
@@ -66,6 +70,9 @@ class ThresholdController(BaseController):
     Args:
         threshold: one probability for all depths, or one for each depth in order.
         draft_threshold: the same for DRAFT; `threshold` if not given.
+
+    Raises:
+        InputError: anything but probabilities.
     """
 
     observation: tuple[str, ...] = ("top1",)
@@ -109,14 +116,17 @@ class RandomController(BaseController):
         p_exit: probability of EXIT in SELECT.
         seed: of the draws.
         p_draft: probability of EXIT in DRAFT; `p_exit` if not given.
+
+    Raises:
+        InputError: anything but a probability each, or a seed that is no whole number.
     """
 
     observation: tuple[str, ...] = ()
 
     def __init__(self, p_exit: float = 0.5, seed: int = 0, p_draft: float | None = None) -> None:
-        self.p_exit = float(_probabilities(p_exit, "p_exit")[0])
-        self.p_draft = self.p_exit if p_draft is None else float(_probabilities(p_draft, "p_draft")[0])
-        self.seed = int(seed)
+        self.p_exit = share("p_exit", p_exit)
+        self.p_draft = self.p_exit if p_draft is None else share("p_draft", p_draft)
+        self.seed = whole_number("seed", seed)
         self.name = f"random({self.p_exit:g}, {self.p_draft:g})"
 
     def act(self, view: View) -> NDArray[np.int64]:
@@ -157,11 +167,15 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _probabilities(values: float | Sequence[float], name: str) -> NDArray[np.float64]:
-    """One or more probabilities as an array; InputError outside 0..1."""
-    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
-    if array.ndim != 1 or array.size == 0 or not np.all((array >= 0.0) & (array <= 1.0)):
-        raise InputError(f"{name}: {values!r} is not a probability in 0..1 (or a list of them)")
-    return array
+    """One or more probabilities as an array; InputError for anything else."""
+    try:
+        array = np.atleast_1d(np.asarray(values))
+    except (TypeError, ValueError):  # lists of different lengths
+        array = np.zeros(0)
+    right = array.ndim == 1 and array.size > 0 and array.dtype.kind in "iuf"
+    if not right or not np.all((array >= 0.0) & (array <= 1.0)):
+        raise InputError(f"{name}: {shown(values)} is not a probability in 0..1 or a list of them; give one")
+    return array.astype(np.float64)
 
 
 def _label(values: NDArray[np.float64]) -> str:

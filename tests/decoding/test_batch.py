@@ -123,7 +123,7 @@ def test_budgets_of_nothing_and_of_one(model: LayeredModel) -> None:
         ([[1], []], {}, "prompt 1: the prompt has no tokens"),
         ([[1]], {"texts": [1, 2]}, "texts: 2 for 1 prompts"),
         ([[1] * 300], {}, "prompt 0: the prompt has 300 tokens"),
-        ([[1]], {"max_draft": 0}, "max_draft 0"),
+        ([[1]], {"max_draft": 0}, "max_draft: 0 is out of range"),
     ],
 )
 def test_bad_input(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor, StoppingCriteria
+from transformers import (
+    GenerationConfig,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    SynthIDTextWatermarkingConfig,
+)
 
 from sde_gym.decoding import autoregressive
-from sde_gym.decoding.generate import GENERATION_OPTIONS, Decoding, generate
+from sde_gym.decoding.generate import Decoding, generate
+from sde_gym.decoding.options import GENERATION_OPTIONS
 from sde_gym.errors import InputError
 from sde_gym.models import LayeredModel
 from sde_gym.policies.ablation import LengthChoiceOnly
+from sde_gym.policies.lite import LITEController
 from sde_gym.policies.qnetwork import QController, QNetwork
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
 from tests.decoding.conftest import agreeing_model
@@ -149,6 +157,56 @@ def test_a_streamer_hears_the_prompt_and_every_token(model: LayeredModel) -> Non
         generate(model, [PROMPT, PROMPT], STATIC, streamer=Listener())
 
 
+def test_a_streamer_of_an_empty_text_hears_prompt_and_end(model: LayeredModel) -> None:
+    heard: list[Any] = []
+
+    class Listener:
+        def put(self, value: Tensor) -> None:
+            heard.append(value.tolist())
+
+        def end(self) -> None:
+            heard.append("end")
+
+    assert generate(model, PROMPT, STATIC, max_new_tokens=0, streamer=Listener()).tokens == []
+    assert heard == [[PROMPT], "end"]
+
+
+def test_a_text_that_the_context_ends_is_told_of(model: LayeredModel) -> None:
+    long = [1 + i % 39 for i in range(250)]
+    with pytest.warns(UserWarning, match="context of 256"):
+        assert len(generate(model, long, STATIC, max_new_tokens=20).tokens) == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(generate(model, long, STATIC, max_new_tokens=7).tokens) == 7
+        ended = generate(model, PROMPT, STATIC, max_new_tokens=200)
+        stopped = generate(model, long, max_new_tokens=20, eos_token_id=list(range(40)))
+    assert (len(ended.tokens), len(stopped.tokens)) == (200, 1)
+
+
+def test_a_policy_of_other_weights_is_told_of_once(model: LayeredModel, policy: QController) -> None:
+    policy.meta = {"model": {"name": "another", "weights_hash": "0123456789abcdef"}}
+    with pytest.warns(
+        UserWarning, match=f"another with the weights 0123456789abcdef.*{model.weights_hash()}"
+    ):
+        generate(model, PROMPT, LengthChoiceOnly(policy, 4), max_new_tokens=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(model, PROMPT, policy, max_new_tokens=3)
+        for meta in ({}, {"model": {"weights_hash": model.weights_hash()}}):
+            policy.meta = meta
+            generate(model, PROMPT, policy, max_new_tokens=3)
+
+
+def test_thresholds_bring_their_depths(model: LayeredModel) -> None:
+    controller = LITEController({4: 0.1, 2: 0.9})
+    result = generate(model, PROMPT, controller, max_new_tokens=20)
+    assert result.tokens == autoregressive(model, PROMPT, 20).tokens
+    assert {r.exit_depth for r in result.rounds} <= {2, 4, 6}
+    assert Decoding(controller).candidates(24) == (2, 4)
+    with pytest.raises(InputError, match=r"depths=\(2, 4\)"):
+        generate(model, PROMPT, controller, depths=(3,))
+
+
 @pytest.mark.parametrize("budget", [0, 1, 2])
 def test_small_budgets(model: LayeredModel, budget: int) -> None:
     for options in ({}, {"repetition_penalty": 1.5}):
@@ -197,6 +255,29 @@ def test_depths_and_drafts_of_other_controllers(model: LayeredModel) -> None:
         ({"max_new_tokens": -1}, "max_new_tokens"),
         ({"depths": (6,)}, "must lie in 1"),
         ({"depths": (0, 4)}, "must lie in 1"),
+        ({"depths": 4}, "depths: 4 is no list"),
+        ({"seed": 1}, "seed=1: without do_sample"),
+        *(({"do_sample": True, "seed": seed}, "seed: ") for seed in ("a", 1.5, True, -1, 2**65)),
+        *(({"eos_token_id": ids}, "eos_token_id") for ids in ([], -5, 40, 1.5, True)),
+        ({"suppress_tokens": [99999]}, "suppress_tokens.* 99999 is no token id"),
+        ({"begin_suppress_tokens": [-1]}, "begin_suppress_tokens"),
+        ({"bad_words_ids": [[3], [99999]]}, "bad_words_ids"),
+        ({"sequence_bias": {(99999,): 1.0}}, "sequence_bias"),
+        ({"sequence_bias": [[[99999], 1.0]]}, "sequence_bias"),
+        ({"forced_eos_token_id": 99999}, "forced_eos_token_id"),
+        ({"exponential_decay_length_penalty": (5,)}, "transformers refuses"),
+        ({"watermarking_config": "a"}, "transformers refuses"),
+        ({"repetition_penalty": "a", "max_new_tokens": 0}, "transformers refuses"),
+        ({"suppress_tokens": [99999], "max_new_tokens": 0}, "suppress_tokens"),
+        ({"max_time": "a"}, "max_time"),
+        ({"stopping_criteria": 5}, "stopping_criteria: 5"),
+        ({"logits_processor": [5]}, "logits_processor: 5"),
+        ({"logits_processor": lambda ids, scores: None}, "<lambda>: a logits processor"),
+        ({"logits_processor": lambda ids, scores: scores[0]}, "<lambda>: a logits processor"),
+        ({"logits_processor": lambda ids, scores: scores.long()}, "must return floats"),
+        ({"stopping_criteria": lambda ids, scores: None}, "<lambda>: a stopping criterion"),
+        ({"stop_strings": 5}, "stop_strings: 5"),
+        ({"streamer": object()}, "streamer: .* lacks put or end"),
     ],
 )
 def test_what_is_wrong_is_named(model: LayeredModel, options: dict[str, Any], words: str) -> None:
@@ -214,11 +295,23 @@ def test_what_is_wrong_is_named(model: LayeredModel, options: dict[str, Any], wo
         (list(range(40)) * 7, "context holds"),
         ("abc", "no tokenizer"),
         ([40], "token ids must lie in"),
+        *((prompt, "neither text nor") for prompt in (None, 5, iter([5]), {1: 2}, b"ab", [True, False])),
     ],
 )
 def test_prompts_that_are_none(model: LayeredModel, prompt: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         generate(model, prompt, STATIC)
+
+
+def test_what_is_no_model_is_named(model: LayeredModel) -> None:
+    with pytest.raises(InputError, match="model: a LlamaForCausalLM"):
+        generate(model.hf, PROMPT, STATIC)
+
+
+def test_a_watermark_with_state_is_to_be_left_out(model: LayeredModel) -> None:
+    config = SynthIDTextWatermarkingConfig(ngram_len=3, keys=[1, 2, 3])
+    with pytest.raises(InputError, match=r"leave it out$"):
+        generate(model, PROMPT, STATIC, do_sample=True, watermarking_config=config)
 
 
 def test_every_option_is_one_of_transformers() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,10 +26,12 @@ from transformers import (
     set_seed,
 )
 
-from sde_gym.decoding.huggingface import _OPENED, CustomGenerate, huggingface, opened
+from sde_gym.decoding.huggingface import CustomGenerate, huggingface
+from sde_gym.decoding.opening import _OPENED, opened
 from sde_gym.errors import InputError
 from sde_gym.models import LayeredModel
 from sde_gym.policies.controller import BaseController
+from sde_gym.policies.qnetwork import QController, QNetwork
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController
 from tests.decoding.conftest import agreeing_model
 from tests.decoding.letters import LETTERS, letter_tokenizer
@@ -302,6 +306,8 @@ REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
     "SynthIDTextWatermarkLogitsProcessor": _synthid,
     "position_ids": lambda: {"position_ids": torch.tensor([[4, 5, 6]])},
     "padded on the right": lambda: {"attention_mask": torch.tensor([[1, 1, 0]])},
+    "attention_mask: only 0": lambda: {"attention_mask": torch.tensor([[1, 1, 2]])},
+    "attention_mask of the shape": lambda: {"attention_mask": torch.tensor([[1, 1]])},
     "gaps": lambda: {"attention_mask": torch.tensor([[1, 0, 1]])},
 }
 
@@ -363,6 +369,116 @@ def test_changed_or_moved_weights_are_noticed() -> None:
     hf.double()
     expected = hf.generate(IDS, max_new_tokens=20)
     assert torch.equal(hf.generate(IDS, max_new_tokens=20, custom_generate=free), expected)
+
+
+def _hooked(hf: Any) -> Any:
+    return hf.model.layers[2].mlp.register_forward_hook(lambda module, inputs, output: output * 0.5)
+
+
+def _prehooked(hf: Any) -> Any:
+    return hf.model.layers[3].register_forward_pre_hook(lambda module, inputs: None)
+
+
+def _replaced(hf: Any) -> Any:
+    mlp = hf.model.layers[5].mlp
+    mlp.forward = types.MethodType(lambda self, x: x * 0, mlp)
+    return types.SimpleNamespace(remove=lambda: delattr(mlp, "forward"))
+
+
+@pytest.mark.parametrize(
+    ("touch", "words"),
+    [
+        (_hooked, r"model\.layers\.2\.mlp has a forward hook"),
+        (_prehooked, r"model\.layers\.3 has a forward pre-hook"),
+        (_replaced, r"model\.layers\.5\.mlp has a forward of its own"),
+    ],
+)
+@pytest.mark.parametrize("given", [False, True])
+def test_modules_that_do_more_than_their_class_says_are_refused(touch: Any, words: str, given: bool) -> None:
+    layered = agreeing_model()
+    hf, method = layered.hf, huggingface(None, model=layered if given else None)
+    expected = hf.generate(IDS, max_new_tokens=9, custom_generate=method)
+    handle = touch(hf)
+    with pytest.raises(InputError, match=words):
+        hf.generate(IDS, max_new_tokens=9, custom_generate=method)
+    handle.remove()
+    assert torch.equal(hf.generate(IDS, max_new_tokens=9, custom_generate=method), expected)
+
+
+def test_what_transformers_itself_leaves_on_a_model_is_no_obstacle(hf: Any, method: CustomGenerate) -> None:
+    hf(IDS, output_hidden_states=True)  # leaves hooks that only look
+    assert any(module._forward_hooks for module in hf.modules())
+    hf.forward = torch.compile(hf.forward)
+    try:
+        assert hf.generate(IDS, max_new_tokens=3, custom_generate=method).shape == (1, 6)
+    finally:
+        del hf.forward
+
+
+@pytest.mark.parametrize("change", ["rotary", "layers"])
+@pytest.mark.parametrize("given", [False, True])
+def test_changed_buffers_and_layers_are_noticed(change: str, given: bool) -> None:
+    layered = agreeing_model()
+    hf, method = layered.hf, huggingface(None, model=layered if given else None)
+    before = hf.generate(IDS, max_new_tokens=20, custom_generate=method)
+    if change == "rotary":
+        hf.model.rotary_emb.inv_freq.mul_(0.25)
+    else:
+        layers = hf.model.layers
+        hf.model.layers = torch.nn.ModuleList([layers[0], layers[2], layers[1], *layers[3:]])
+        for index, layer in enumerate(hf.model.layers):
+            layer.self_attn.layer_idx = index
+    expected = hf.generate(IDS, max_new_tokens=20)
+    assert not torch.equal(before, expected)
+    if given:
+        with pytest.raises(InputError, match="changed or moved"):
+            hf.generate(IDS, max_new_tokens=20, custom_generate=method)
+    else:
+        assert torch.equal(hf.generate(IDS, max_new_tokens=20, custom_generate=method), expected)
+
+
+def test_a_layer_in_two_places_is_noticed() -> None:
+    hf = agreeing_model().hf
+    layered = opened(hf)
+    hf.model.layers[4] = hf.model.layers[3]
+    assert opened(hf) is not layered
+
+
+def test_wrapped_heads_are_refused() -> None:
+    hf = agreeing_model().hf
+    hf.lm_head = torch.nn.Sequential(hf.lm_head)
+    with pytest.raises(InputError, match="head is a Sequential"):
+        hf.generate(IDS, max_new_tokens=2, custom_generate=huggingface(None))
+
+
+def test_a_controller_in_the_place_of_a_method_is_refused(hf: Any) -> None:
+    network = QNetwork([(np.zeros((1, 2), np.float32), np.zeros(2, np.float32))])
+    for controller in (StaticController(4, 4), QController(network, ("entropy",), (4,), 6, 4)):
+        with pytest.raises(InputError, match=r"custom_generate=huggingface\(controller\)"):
+            hf.generate(IDS, max_new_tokens=5, custom_generate=controller)
+
+
+def test_arguments_are_checked_at_once(model: LayeredModel) -> None:
+    with pytest.raises(InputError, match="model: a LlamaForCausalLM"):
+        huggingface(None, model=model.hf)
+    with pytest.raises(InputError, match="seed"):
+        huggingface(None, seed=1.5)  # type: ignore[arg-type]
+
+
+def test_a_failed_call_leaves_no_results(hf: Any, method: CustomGenerate) -> None:
+    hf.generate(IDS, max_new_tokens=5, custom_generate=method)
+    assert method.results
+    with pytest.raises(InputError):
+        hf.generate(IDS, max_new_tokens=5, num_beams=2, custom_generate=method)
+    assert method.results == []
+
+
+def test_a_policy_of_other_weights_is_told_of(hf: Any, model: LayeredModel) -> None:
+    network = QNetwork([(np.zeros((1, 2), np.float32), np.zeros(2, np.float32))])
+    meta = {"model": {"name": "another", "weights_hash": "0123456789abcdef"}}
+    policy = QController(network, ("entropy",), (4,), 6, 4, meta=meta)
+    with pytest.warns(UserWarning, match=f"0123456789abcdef.*{model.weights_hash()}"):
+        hf.generate(IDS, max_new_tokens=3, custom_generate=huggingface(policy, model=model))
 
 
 def test_models_that_cannot_be_decoded_are_refused(hf: Any, method: CustomGenerate) -> None:

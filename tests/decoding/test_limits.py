@@ -24,7 +24,7 @@ def alone(model: LayeredModel, prompt: list[int], budget: int, depths: tuple[int
 
 
 def in_a_batch(model: LayeredModel, prompt: list[int], budget: int, depths: tuple[int, ...]) -> DecodeResult:
-    static = StaticController(depths[0] if depths else 1, 3)
+    static = StaticController(max(1, *depths[:1]) if depths else 1, 3)
     return speculative_batch(model, [[3, 1], prompt], static, depths, budget)[1]
 
 

@@ -341,6 +341,16 @@ def test_the_same_seed_gives_the_same_tokens(model: LayeredModel) -> None:
     assert text(1) == text(1) != text(2)
 
 
+@pytest.mark.parametrize("wrong", [None, torch.zeros(40), torch.zeros(1, 40, dtype=torch.int64)])
+def test_a_processor_that_returns_no_scores_is_named(model: LayeredModel, wrong: Any) -> None:
+    def broken(ids: Tensor, scores: Tensor) -> Any:
+        return wrong
+
+    for processors in (broken, LogitsProcessorList([broken, RepetitionPenaltyLogitsProcessor(1.4)])):
+        with pytest.raises(InputError, match="broken: a logits processor"):
+            autoregressive(model, PROMPT, 3, rules=GenerationRules(40, (), processors))
+
+
 @pytest.mark.parametrize("draft_length", [1, 4])
 def test_greedy_with_processors_is_the_autoregressive_text(model: LayeredModel, draft_length: int) -> None:
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.4), NoRepeatNGramLogitsProcessor(2)])

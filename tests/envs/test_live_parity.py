@@ -87,15 +87,15 @@ class Watched(BaseController):
         self.name = "watched"
 
     def bind(self, depths: tuple[int, ...], num_layers: int, max_draft: int) -> None:
-        if not callable(self.inner):
+        if hasattr(self.inner, "bind"):
             self.inner.bind(depths, num_layers, max_draft)
 
     def reset(self, lanes: np.ndarray) -> None:
-        if not callable(self.inner):
+        if hasattr(self.inner, "bind"):
             self.inner.reset(lanes)
 
     def act(self, view: View) -> np.ndarray:
-        if callable(self.inner):
+        if not hasattr(self.inner, "bind"):
             actions = self.inner(view)
         else:
             columns = [FEATURES.index(name) for name in self.inner.observation]

@@ -13,13 +13,16 @@ import pytest
 
 from sde_gym.cli import app
 from sde_gym.errors import InputError
-from sde_gym.evaluation.bench_decode import bench_decode, command_line
+from sde_gym.evaluation.bench_decode import DEFAULT_OUT, bench_decode, command_line
 from sde_gym.evaluation.decode_methods import DEX_NOTE, GREEDY_ONLY, METHODS, Oracle, chosen_methods
+from sde_gym.evaluation.decode_preparation import Preparation
 from sde_gym.evaluation.decode_settings import DecodeSettings
 from sde_gym.evaluation.measured_prompts import load_references
 from sde_gym.evaluation.report import write_report
+from sde_gym.models.loading import load_model
 from sde_gym.policies.controller import View
 from sde_gym.policies.observation import Action, Phase
+from sde_gym.prompts import load_prompts
 
 pytest.importorskip("d3rlpy")
 pytest.importorskip("rouge_score")
@@ -187,6 +190,66 @@ def test_a_damaged_row_is_named(settings: DecodeSettings, tmp_path: Path) -> Non
     (tmp_path / "rows.jsonl").write_text('{"method": "ar"}\n')
     with pytest.raises(InputError, match=r"rows\.jsonl: a row cannot be read"):
         bench_decode(plain, tmp_path)
+    (tmp_path / "rows.jsonl").write_bytes(b"caf\xe9\n")
+    with pytest.raises(InputError, match=r"rows\.jsonl: not UTF-8 text \(byte 3\); remove the file"):
+        bench_decode(plain, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("decode_seconds", "x"), ("output", ["x"]), ("rounds", 1.5)])
+def test_a_row_of_other_types_is_named(
+    settings: DecodeSettings, tmp_path: Path, name: str, value: Any
+) -> None:
+    plain = replace(settings, methods=("ar",), limit=1)
+    bench_decode(plain, tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    row = json.loads(rows.read_text().splitlines()[0])
+    rows.write_text(json.dumps({**row, name: value}) + "\n")
+    with pytest.raises(InputError, match=rf"a row cannot be read \({name} of another type\)"):
+        bench_decode(plain, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", None])
+def test_rows_without_their_run_are_refused_with_the_remedy(
+    settings: DecodeSettings, tmp_path: Path, text: str | None
+) -> None:
+    plain = replace(settings, methods=("ar",), limit=1)
+    bench_decode(plain, tmp_path)
+    (tmp_path / "run.json").unlink() if text is None else (tmp_path / "run.json").write_text(text)
+    with pytest.raises(InputError, match=r"run\.json: .*remove that to measure anew"):
+        bench_decode(plain, tmp_path)
+
+
+def test_a_run_of_an_earlier_version_is_taken_up(settings: DecodeSettings, tmp_path: Path) -> None:
+    plain = replace(settings, methods=("ar",), limit=1)
+    bench_decode(plain, tmp_path)
+    stored = json.loads((tmp_path / "run.json").read_text())
+    del stored["settings"]["device"]
+    (tmp_path / "run.json").write_text(json.dumps(stored))
+    assert bench_decode(plain, tmp_path)["rows_taken_up"] == 2
+
+
+@pytest.mark.parametrize("damaged", [7, {"exit_depth": "x"}, None])
+def test_a_damaged_choice_is_made_anew(settings: DecodeSettings, tmp_path: Path, damaged: Any) -> None:
+    def choices() -> dict[str, Any]:
+        model = load_model(settings.model)
+        prompts = load_prompts(settings.train_prompts)
+        made = Preparation(model, settings, prompts[:4], prompts[4:6], tmp_path, lambda *_: None)
+        assert made.static.exit_depth in made.depths
+        return {**made.static_choice, "adadecode": METHODS["adadecode"](made).identity}
+
+    choices()
+    for name in ("static", "adadecode"):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "chosen": damaged}))
+    assert choices().keys() == {"request", "chosen", "candidates", "adadecode"}
+    assert json.loads((tmp_path / "static.json").read_text())["chosen"] != damaged
+
+
+def test_drafts_are_capped_at_the_budget(settings: DecodeSettings, tmp_path: Path) -> None:
+    long = replace(settings, methods=("static",), limit=1, train_limit=4, max_draft=100_000)
+    results = bench_decode(long, tmp_path)
+    assert results["settings"]["max_draft"] == 100_000
+    assert max(row["draft_length"] for row in results["static_candidates"]) <= settings.max_new_tokens
 
 
 def test_differences_are_told_and_near_ties_counted(
@@ -257,6 +320,8 @@ def test_methods_are_chosen_by_name() -> None:
         ({"model": "no-such-model"}, "no-such-model"),
         ({"prompts": "none.jsonl"}, "none.jsonl"),
         ({"policy": "no-such-policy"}, "no-such-policy"),
+        ({"cost": "no-such-cost.json"}, r"no-such-cost\.json: no such file"),
+        ({"device": "tpu"}, "'tpu'"),
     ],
 )
 def test_a_refused_run_writes_nothing(
@@ -276,6 +341,8 @@ def test_a_refused_run_writes_nothing(
         ({"temperature": -1.0}, "temperature must be a number of at least 0"),
         ({"temperature": float("nan")}, "temperature must be a number of at least 0"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"policy": "p", "methods": ("lede", "ar"), "policy_depths": (2,)}, "policy_depths: no method"),
+        ({"policy": "p", "speed_policy": "p", "policy_depths": (2,)}, "policy_depths: no method"),
     ],
 )
 def test_settings_out_of_range_are_refused(change: dict[str, Any], words: str) -> None:
@@ -341,7 +408,8 @@ def test_the_oracle_drafts_no_more_behind_its_plan() -> None:
 def test_the_command(settings: DecodeSettings, finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    words = command_line(settings).split()[1:]
+    assert command_line(settings, DEFAULT_OUT) + f" --out {finished[0]}" == finished[1]["command"]
+    words = command_line(settings, DEFAULT_OUT).split()[1:]
     files = ["--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.png")]
     result = CliRunner().invoke(app, [*words, "--out", str(finished[0]), *files])
     assert result.exit_code == 0, result.output

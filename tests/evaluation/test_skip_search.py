@@ -182,12 +182,43 @@ def test_a_search_that_was_stopped_ends_as_one_that_was_not(
     assert other[1] != trials
 
 
+def test_a_better_set_is_never_replaced_by_a_worse_one(
+    model: LayeredModel, searched: tuple[Path, Trial, list[Trial]], tmp_path: Path
+) -> None:
+    out = tmp_path / "skips.json"
+    out.write_bytes(searched[0].read_bytes())
+    with pytest.raises(InputError, match=r"skips\.json: is there, but not the evaluations"):
+        search_skips(model, PROMPTS, 2, out, seed=1, max_new_tokens=30)
+    trials_path(out).write_bytes(trials_path(searched[0]).read_bytes())
+    best, trials = search_skips(model, PROMPTS, 1, out, seed=1, max_new_tokens=30)
+    assert (best, trials) == searched[1:]
+    assert out.read_bytes() == searched[0].read_bytes()
+
+
+@pytest.mark.parametrize(
+    "row", [{"speedup": "x"}, {"attention": [99]}, {"attention": 5}, {"agreement": None}]
+)
+def test_a_damaged_evaluation_is_named(model: LayeredModel, tmp_path: Path, row: dict[str, Any]) -> None:
+    out = tmp_path / "skips.json"
+    search_skips(model, PROMPTS, 2, out, seed=1, max_new_tokens=30)
+    log = trials_path(out)
+    header, first, second = log.read_text().splitlines()
+    log.write_text("\n".join([header, first, json.dumps({**json.loads(second), **row})]) + "\n")
+    with pytest.raises(InputError, match=r"trials\.jsonl: not the evaluations of a search"):
+        search_skips(model, PROMPTS, 3, out, seed=1, max_new_tokens=30)
+
+
+def test_a_folder_is_no_skip_set(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder; name a file"):
+        load_skip_set(tmp_path, LAYERS)
+
+
 @pytest.mark.parametrize("change", [{"seed": 2}, {"max_new_tokens": 20}, {"max_draft": 5}])
 def test_another_searchs_file_is_refused(model: LayeredModel, tmp_path: Path, change: dict[str, Any]) -> None:
     out = tmp_path / "skips.json"
     search_skips(model, PROMPTS, 2, out, seed=1, max_new_tokens=30)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(InputError, match=r"trials\.jsonl.*another"):
+    with pytest.raises(InputError, match=r"trials\.jsonl.*another search"):
         search_skips(model, PROMPTS, 3, out, **{"seed": 1, "max_new_tokens": 30, **change})
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     trials_path(out).write_text("nonsense\n")
@@ -211,7 +242,18 @@ def test_the_command_writes_a_set_that_decodes(
     assert decoded.tokens == autoregressive(loaded, ids, 24).tokens
     refused = CliRunner().invoke(app, [*command, "--seed", "5"])
     assert refused.exit_code == 2
-    assert "another seed" in refused.stderr
+    assert "another search (other seed)" in refused.stderr
+    generate = ["generate", "--model", str(tiny_model_folder), "--prompt", "def f_1(total):\n"]
+    generate += ["--max-new-tokens", "24"]
+    plain = CliRunner().invoke(app, generate)
+    for options in ([], ["--draft-length", "1000000000"]):
+        by_skips = CliRunner().invoke(app, [*generate, "--skips", str(out), *options])
+        assert by_skips.exit_code == 0, by_skips.output
+        assert by_skips.stdout == plain.stdout
+        assert "drafts accepted" in by_skips.stderr
+    missing = CliRunner().invoke(app, [*generate, "--skips", str(tmp_path)])
+    assert missing.exit_code == 2
+    assert "is a folder" in missing.stderr
 
 
 def test_what_cannot_be_searched_is_refused(model: LayeredModel, tmp_path: Path) -> None:

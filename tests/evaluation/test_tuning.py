@@ -155,7 +155,7 @@ def test_prompts_are_divided_by_the_seed() -> None:
     assert any(divide(prompts, 0.25, seed) != (training, held_out) for seed in range(1, 5))
     assert [len(part) for part in divide(prompts[:2], 0.01, 0)] == [1, 1]
     assert [len(part) for part in divide(prompts[:2], 0.99, 0)] == [1, 1]
-    with pytest.raises(InputError, match="at least two"):
+    with pytest.raises(InputError, match="1 different prompt of 1: at least two"):
         divide(prompts[:1], 0.5, 0)
 
 
@@ -208,6 +208,7 @@ def test_how_to_use_the_result_depends_on_what_is_fastest(settings: TuneSettings
         ({"gamma": 2.0}, "gamma"),
         ({"seed": -1}, "seed"),
         ({"depths": (1, 4)}, r"1\.\.3"),
+        ({"depths": (2,), "offered_depths": 2}, r"offered_depths is 2, but only 1 depths are recorded \(2\)"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"prompts": "none.jsonl"}, "none.jsonl"),
     ],
@@ -215,6 +216,10 @@ def test_how_to_use_the_result_depends_on_what_is_fastest(settings: TuneSettings
 def test_what_does_not_fit_is_refused(settings: TuneSettings, change: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         prepare(replace(settings, **change))  # type: ignore[arg-type]
+
+
+def test_drafts_are_capped_at_the_budget(settings: TuneSettings) -> None:
+    assert prepare(replace(settings, max_draft=100_000)).settings.max_draft == settings.max_new_tokens
 
 
 def test_the_page_tells_all_settings_and_entries(prepared: Prepared, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from sde_gym.errors import InputError
 from sde_gym.policies.controller import BaseController, Controller, View
 from sde_gym.policies.observation import Phase
 from sde_gym.policies.rules import RandomController, StaticController, ThresholdController, counter_uniform
+from sde_gym.settings import LONGEST_DRAFT
 
 DEPTHS, LAYERS, MAX_DRAFT = (2, 4, 8), 12, 6
 
@@ -72,7 +73,7 @@ def test_static_that_does_not_fit(depth: int, length: int, message: str) -> None
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_static_without_drafts_is_refused(length: int) -> None:
-    with pytest.raises(InputError, match=f"draft_length: {length} is below 1"):
+    with pytest.raises(InputError, match=f"draft_length: {length} is out of range"):
         StaticController(4, length)
 
 
@@ -150,3 +151,46 @@ def test_base_controller_reads_what_it_asks_for() -> None:
     controller.bind((np.int64(2), np.int64(4)), 6, 12)  # type: ignore[arg-type]
     assert controller.depths == (2, 4)
     assert (controller.num_layers, controller.max_draft) == (6, 12)
+
+
+@pytest.mark.parametrize("wrong", [4.9, "4", True, None, float("nan"), [4], 0])
+def test_static_settings_are_whole_numbers(wrong: Any) -> None:
+    with pytest.raises(InputError, match="exit_depth: "):
+        StaticController(wrong, 4)
+    with pytest.raises(InputError, match="draft_length: "):
+        StaticController(4, wrong)
+
+
+def test_numbers_of_numpy_will_do() -> None:
+    controller = StaticController(np.int64(4), np.int32(2))  # type: ignore[arg-type]
+    assert controller.name == "static(4, 2)"
+    assert type(controller.exit_depth) is type(controller.draft_length) is int
+    assert RandomController(np.float64(0.5), np.int64(3)).seed == 3  # type: ignore[arg-type]
+    assert ThresholdController(np.float32(0.5)).threshold.tolist() == [0.5]  # type: ignore[arg-type]
+
+
+def test_a_draft_without_bounds_is_refused() -> None:
+    StaticController(4, LONGEST_DRAFT)
+    with pytest.raises(InputError, match=rf"draft_length: {LONGEST_DRAFT + 1} is out of range \(1\.\.1024\)"):
+        StaticController(4, LONGEST_DRAFT + 1)
+
+
+@pytest.mark.parametrize("wrong", ["a", "0.5", None, True, [True], [0.5, None], [[0.5], [0.1, 0.2]], 0.5j])
+def test_thresholds_are_numbers(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"threshold: .* is not a probability"):
+        ThresholdController(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0.1, 0.9],), r"p_exit: \[0.1, 0.9\] is not a number in 0\.\.1"),
+        ((0.5, 0, [0.1, 0.9]), "p_draft: "),
+        ((0.5, "a"), "seed: 'a' is not a whole number"),
+        ((0.5, 1.5), r"seed: 1\.5 is not a whole number"),
+        ((0.5, True), "seed: True is not a whole number"),
+    ],
+)
+def test_random_settings_are_numbers(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RandomController(*arguments)

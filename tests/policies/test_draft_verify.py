@@ -74,6 +74,8 @@ def test_its_decisions() -> None:
     ("arguments", "message"),
     [
         ({"exit_depth": 3}, r"exit_depth: 3 is not one of the depths \[2, 4, 8\]; choose"),
+        ({"exit_depth": 2, "carry_over": "no"}, "carry_over: 'no' is neither True nor False"),
+        ({"exit_depth": True}, "exit_depth: True is not a whole number"),
         ({"exit_depth": 2.0}, "exit_depth: 2.0 is not a whole number of layers"),
         ({"exit_depth": 2, "threshold": 1.5}, r"threshold: 1.5 is not a number in 0\.\.1"),
         ({"exit_depth": 2, "target": float("nan")}, "target: nan"),

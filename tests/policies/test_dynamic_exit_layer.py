@@ -122,6 +122,8 @@ def test_a_driver_without_shadows_is_named() -> None:
     ("settings", "message"),
     [
         ({"omega": 1.5}, r"omega: 1.5 is not a number in 0\.\.1"),
+        ({"longest": True}, "longest: True is not a whole number"),
+        ({"carry_over": 1}, "carry_over: 1 is neither True nor False"),
         ({"longest": 0}, "longest: 0 is not a whole number of at least 1"),
         ({"longest": 2.0}, "longest: 2.0"),
     ],

@@ -166,7 +166,8 @@ def test_weights_that_do_not_fit_are_refused(saved: Path, name: str, array: np.n
         (lambda m: m.update(observation=["top1", "trace", "mood"]), "mood"),
         (lambda m: m.update(observation=["top1", "trace"]), "3 inputs but the observation has 2"),
         (lambda m: m.update(depths=[8, 4]), "ascending"),
-        (lambda m: m.update(depths=["2"]), "wrong type"),
+        (lambda m: m.update(depths=["2"]), "depths holds '2', expected numbers"),
+        (lambda m: m.update(depths=[True]), "depths holds True"),
         (lambda m: m["normalisation"].update(mean=[0.0]), "mean has shape"),
         (lambda m: m["normalisation"].update(std=[1.0, 0.0, 1.0]), "positive"),
         (lambda m: m["normalisation"].pop("std"), "missing"),
@@ -182,3 +183,9 @@ def test_a_description_that_does_not_fit_is_refused(
     rewrite(saved, change)
     with pytest.raises(InputError, match=f"policy.safetensors: .*{message}"):
         load_policy(saved)
+
+
+@pytest.mark.parametrize("path", [None, 5, ["a"]])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(InputError, match=r"policy: .* is no path"):
+        load_policy(path)

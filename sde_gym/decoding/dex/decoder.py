@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from sde_gym.checks import token_ids
 from sde_gym.decoding.dex.candidates import Proposer
 from sde_gym.decoding.dex.exploration import exploration_set as checked_set
 from sde_gym.decoding.dex.explorers import LocalExplorers
@@ -13,7 +14,7 @@ from sde_gym.decoding.dex.lattice import Lattice
 from sde_gym.decoding.dex.machine import Machine
 from sde_gym.decoding.dex.noise import coupled
 from sde_gym.decoding.dex.result import DexResult
-from sde_gym.decoding.result import check_request
+from sde_gym.decoding.result import check_model, check_request
 from sde_gym.decoding.round import TokenRules
 from sde_gym.models.layered import LayeredModel
 
@@ -57,11 +58,13 @@ def dex(
         Tokens equal to `autoregressive`'s in float32; with sampling rules, distributed like its.
 
     Raises:
-        InputError: an exploration set that does not fit the model (`exploration.exploration_set`), an
-            empty prompt or one that fills the context, or a budget below 0.
+        InputError: an exploration set that does not fit the model or its lattice no memory
+            (`exploration.exploration_set`), or a request that does not fit (`check_request`).
     """
+    check_model(model)
     depths = checked_set(exploration_set, model.num_layers)
     budget = check_request(model, prompt, max_new_tokens)
+    prompt = token_ids("prompt", prompt)
     result = DexResult(model.num_layers, exploration_set=depths)
     if budget == 0:
         return result

@@ -9,6 +9,9 @@ from typing import Any
 
 from sde_gym.errors import InputError
 
+#: Most explorers of a real lattice, which may come to hold 2^N - 1 tokens, and a mask over all pairs of them.
+MOST_EXPLORERS = 12
+
 
 def exploration_set(given: int | Sequence[int], num_layers: int) -> tuple[int, ...]:
     """The exploration set X = (d_0 < ... < d_{N-1} = L), checked.
@@ -18,11 +21,21 @@ def exploration_set(given: int | Sequence[int], num_layers: int) -> tuple[int, .
         num_layers: L.
 
     Raises:
-        InputError: depths that do not rise, lie outside 1..L or do not end at L, or more explorers than
-            layers.
+        InputError: depths that do not rise, lie outside 1..L or do not end at L, more explorers than
+            layers, or more than `MOST_EXPLORERS`.
     """
+    depths = _exploration_set(given, num_layers)
+    if len(depths) > MOST_EXPLORERS:
+        raise InputError(
+            f"exploration set: the lattice of {len(depths)} explorers may hold 2^{len(depths)} - 1 = "
+            f"{2 ** len(depths) - 1} tokens; give at most {MOST_EXPLORERS} explorers"
+        )
+    return depths
+
+
+def _exploration_set(given: Any, num_layers: int) -> tuple[int, ...]:
     if _is_whole(given):
-        return even_exploration_set(int(given), num_layers)  # type: ignore[arg-type]
+        return even_exploration_set(int(given), num_layers)
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise InputError(
             f"exploration set: {given!r} is neither a list of depths nor a number of explorers; give depths "

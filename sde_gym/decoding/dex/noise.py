@@ -12,6 +12,8 @@ set, with or without DECS, and for plain decoding under the same rules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,10 +26,10 @@ class PositionNoise:
 
     Args:
         generator: of the draws.
-        processors: applied before.
+        processors: applied before, in order.
     """
 
-    def __init__(self, generator: torch.Generator, processors: Processor | None) -> None:
+    def __init__(self, generator: torch.Generator, processors: Sequence[Processor] = ()) -> None:
         self._generator = generator
         self._processors = processors
         self._noise: dict[int, Tensor] = {}
@@ -35,8 +37,8 @@ class PositionNoise:
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         """Scores (1, V) with noise, float64; NaN throughout where they are no distribution."""
-        if self._processors is not None:
-            scores = self._processors(ids, scores)
+        for processor in self._processors:
+            scores = processor(ids, scores)
         scores = scores.double()
         noise = self.at(ids.shape[1], scores.shape[1]).to(scores.device)
         # NaN and infinity would decide by their place, not by their probability.
@@ -66,13 +68,14 @@ class CoupledRules(GenerationRules):
 
     def __init__(self, rules: GenerationRules) -> None:
         assert rules._generator is not None
-        self._shared = PositionNoise(rules._generator, rules._processors)
+        self._shared = PositionNoise(rules._generator, rules._processors or ())
         self._independent = rules
         # To what stands above them, these rules are greedy: noise is one more processor.
         super().__init__(
-            rules.vocab_size, rules.eos_token_ids, self._shared, rules._criteria, None,
+            rules.vocab_size, rules.eos_token_ids, self._shared, None, None,
             padding=rules._padding, device=rules._device,
         )  # fmt: skip
+        self._criteria = rules._criteria
 
     def stops(self, ids: list[int]) -> bool:
         """Whether the text ends with the last of `ids`; the noise that chose it is forgotten."""

@@ -167,7 +167,7 @@ def test_shared_noise_makes_depths_agree(model: LayeredModel, monkeypatch: pytes
 
 
 def test_noise_is_gumbel_one_vector_a_position_and_forgotten_behind() -> None:
-    noise = PositionNoise(seeded(), None)
+    noise = PositionNoise(seeded())
     late = noise.at(7, 400)
     assert noise.at(9, 400) is not late
     assert noise.at(7, 400) is late
