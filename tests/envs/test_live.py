@@ -97,7 +97,7 @@ def decide(policy: Policy, observation: np.ndarray, info: dict[str, Any]) -> int
         decision=np.array([info["decisions"]]),
         **one,
     )
-    if callable(policy):
+    if not hasattr(policy, "act"):
         return int(policy(view)[0])
     columns = [FEATURES.index(name) for name in policy.observation]
     return int(policy.act(replace(view, observation=view.observation[:, columns]))[0])
@@ -146,7 +146,7 @@ def compare(tally: Tally, replay: LEDEEnv, other: LEDELiveEnv, policies: list[Po
     tally.texts += 1
     envs = (replay, other)
     for policy in policies:
-        if not callable(policy):
+        if hasattr(policy, "act"):
             policy.bind(DEPTHS, 6, replay.engine.max_draft)
             policy.reset(np.zeros(1, np.int64))
     states: list[Any] = [env.reset(options={"text": text}) for env in envs]
