@@ -122,8 +122,10 @@ def speedup_picture(results: Mapping[str, Any], path: Path) -> None:
         single = [row for row in results["rows"] if row["method"] in _ONE_DEVICE]
         for row, height in zip(single, _spread(axes, [row[key] for row in single]), strict=True):
             axes.axhline(row[key], color=_QUIET, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+            # a method that was decoded, not replayed, may stand for a few of the texts only
+            few = "" if row["texts"] == results["texts"] else f", {row['texts']} texts"
             axes.annotate(
-                f"{_ONE_DEVICE[row['method']]} {row[key]:.2f}×", (1, height),
+                f"{_ONE_DEVICE[row['method']]} {row[key]:.2f}×{few}", (1, height),
                 xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
                 va="center", fontsize=7.8, color=_QUIET, annotation_clip=False,
             )  # fmt: skip
