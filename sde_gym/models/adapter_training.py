@@ -42,7 +42,7 @@ from sde_gym.models.adapter_trainer import DepthTrainer, examples
 from sde_gym.models.adapters import ResidualAdapter, save_adapters
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.loading import ADAPTERS_FILE, COMPACT_VOCABULARY_FILE, load_model
-from sde_gym.models.own_states import load_own_states, write_own_states
+from sde_gym.models.own_states import load_count, load_own_states, write_own_states
 from sde_gym.models.threads import torch_threads
 from sde_gym.models.vocabulary import compact_vocabulary, load_compact_vocabulary, save_compact_vocabulary
 
@@ -98,7 +98,7 @@ def train_adapters(
         trained, report = {}, {}
         for depth in depths:
             trained[depth], report[depth] = _train_depth(speaker, depth, files, settings, out, tell)
-        positions = sum(len(load_own_states(path, ()).text) for path in files)
+        positions = sum(map(load_count, files))
     description = {
         **identity,
         "settings": {**asdict(settings), "depths": list(depths)},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from numbers import Integral
 from typing import Any
 
+from sde_gym.checks import is_whole
 from sde_gym.errors import InputError
 
 #: Most explorers of a real lattice, which may come to hold 2^N - 1 tokens, and a mask over all pairs of them.
@@ -34,7 +34,7 @@ def exploration_set(given: int | Sequence[int], num_layers: int) -> tuple[int, .
 
 
 def _exploration_set(given: Any, num_layers: int) -> tuple[int, ...]:
-    if _is_whole(given):
+    if is_whole(given):
         return even_exploration_set(int(given), num_layers)
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise InputError(
@@ -42,7 +42,7 @@ def _exploration_set(given: Any, num_layers: int) -> tuple[int, ...]:
             f"that rise and end at {num_layers}"
         )
     found = given.tolist() if hasattr(given, "tolist") else list(given)
-    wrong = [depth for depth in found if not _is_whole(depth)]
+    wrong = [depth for depth in found if not is_whole(depth)]
     if wrong:
         raise InputError(f"exploration set: {wrong[0]!r} is not a whole number; depths are 1..{num_layers}")
     depths = tuple(int(depth) for depth in found)
@@ -82,8 +82,3 @@ def even_exploration_set(explorers: int, num_layers: int) -> tuple[int, ...]:
             f"explorers: {explorers} cannot share {num_layers} layers; give a number in 1..{num_layers}"
         )
     return tuple((stage + 1) * num_layers // explorers for stage in range(explorers))
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether it is an integer of any library, bools left out."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
