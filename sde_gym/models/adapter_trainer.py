@@ -16,9 +16,7 @@ from sde_gym.models.adapter_settings import AdapterSettings
 from sde_gym.models.adapters import ResidualAdapter, new_adapter
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.own_states import load_own_states
-
-#: Of the texts of a block, every so manieth is held out.
-_HELD_OUT = 20
+from sde_gym.models.text_plan import HELD_OUT
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +53,7 @@ def examples(
     parts: tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]] = ([], [])
     for path in files:
         block = load_own_states(path, (depth,))
-        out = block.text % _HELD_OUT == _HELD_OUT - 1
+        out = block.text % HELD_OUT == HELD_OUT - 1
         share = block.logits.float().softmax(-1)
         for part, rows in zip(
             parts, (~out & (block.greedy | settings.drawn), out & block.greedy), strict=True

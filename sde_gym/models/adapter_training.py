@@ -45,6 +45,7 @@ from sde_gym.models.loading import ADAPTERS_FILE, COMPACT_VOCABULARY_FILE, load_
 from sde_gym.models.own_states import load_count, load_own_states, write_own_states
 from sde_gym.models.threads import torch_threads
 from sde_gym.models.vocabulary import compact_vocabulary, load_compact_vocabulary, save_compact_vocabulary
+from sde_gym.prompts import load_prompts
 
 #: Told of progress: the stage, done, total, a note.
 Progress = Callable[[str, int, int, str], None]
@@ -92,6 +93,7 @@ def train_adapters(
         files = write_own_states(
             writer, depths, settings.own_text(), out / OWN_TEXT,
             lambda done, total: tell("write text", done, total, f"{done} tokens"),
+            _prompts(writer, settings, tell),
         )  # fmt: skip
         ids = _vocabulary(writer, files, settings, own_vocabulary, out / COMPACT_VOCABULARY_FILE)
         speaker = LayeredModel(writer.hf, writer.tokenizer, writer.name, ids)
@@ -116,6 +118,22 @@ def _even(layers: int, steps: int = 5) -> tuple[int, ...]:
     return tuple(sorted({round(layers * step / steps) for step in range(1, steps)} - {0, layers}))
 
 
+def _prompts(model: LayeredModel, settings: AdapterSettings, tell: Progress) -> list[list[int]]:
+    """Token ids of the given prompts that are short enough."""
+    if settings.prompts is None:
+        return []
+    most = min(settings.longest_prompt, model.context_limit - settings.answer - 1)
+    found = [model.encode(prompt.text) for prompt in load_prompts(settings.prompts)]
+    kept = [ids for ids in found if len(ids) <= most]
+    if not kept:
+        raise InputError(
+            f"{settings.prompts}: every prompt has more than {most} tokens; raise --longest-prompt or "
+            "lower --answer"
+        )
+    tell("prompts", len(kept), len(found), f"{len(kept)} of {len(found)} have at most {most} tokens")
+    return kept
+
+
 def _check_request(path: Path, settings: AdapterSettings, identity: dict[str, str]) -> None:
     """Refuse a folder that was begun otherwise; depths may differ."""
     request = json.loads(json.dumps({**identity, "settings": asdict(replace(settings, depths=()))}))
@@ -129,14 +147,14 @@ def _check_request(path: Path, settings: AdapterSettings, identity: dict[str, st
 def _vocabulary(
     model: LayeredModel, files: list[Path], settings: AdapterSettings, own: Tensor | None, path: Path
 ) -> list[int] | None:
-    """The tokens that the heads offer: those used most in the text, the model's own list, or all."""
+    """The tokens that the heads offer: those most often best in the text, the model's own list, or all."""
     if not settings.vocabulary:
         return None if own is None else own.tolist()
     if not path.exists():
         counts = np.zeros(model.vocab_size, np.int64)
         for file in files:
             block = load_own_states(file, ())
-            np.add.at(counts, block.ids[block.greedy, 0].numpy(), 1)
+            np.add.at(counts, block.ids[:, 0].numpy(), 1)
         save_compact_vocabulary(path, compact_vocabulary(counts, settings.vocabulary, model.eos_token_ids))
     return load_compact_vocabulary(path, model.vocab_size)
 
@@ -194,9 +212,7 @@ def card(description: dict[str, Any], columns: int | None) -> str:
         "",
         "## Data",
         "",
-        f"{description['positions']:,} positions of text that the model wrote itself: beginnings drawn at "
-        "temperature 1 (at least a twentieth of the best token's probability), the rest greedily. No other "
-        "data.",
+        _data(description["positions"], settings),
         "",
         "## Training",
         "",
@@ -219,3 +235,17 @@ def card(description: dict[str, Any], columns: int | None) -> str:
             f"{row['sure']:.1%} | {right} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _data(positions: int, settings: dict[str, Any]) -> str:
+    """A card's words on what was learned from."""
+    given = settings["prompts"]
+    answers = "drawn as well, but for those that are held out" if settings["draw_answers"] else "greedy"
+    words = (
+        f"{positions:,} positions of text that the model wrote itself: beginnings drawn at temperature 1 (at "
+        f"least {settings['min_p']:g} of the best token's probability; the first token at temperature "
+        f"{settings['first_temperature']:g}), what follows {answers}."
+    )
+    if given is None:
+        return words + " No other data."
+    return words + f" {settings['prompt_share']:.0%} of the texts answer the prompts of `{given}` instead."

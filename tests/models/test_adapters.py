@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
 
 from sde_gym.decoding import autoregressive, speculative
 from sde_gym.errors import InputError
-from sde_gym.models.adapter_settings import AdapterSettings
+from sde_gym.models.adapter_settings import AdapterSettings, OwnTextSettings
 from sde_gym.models.adapter_trainer import DepthTrainer, loss_of
-from sde_gym.models.adapter_training import train_adapters
+from sde_gym.models.adapter_training import _prompts, train_adapters
 from sde_gym.models.adapters import (
     KINDS,
     describe_adapters,
@@ -27,7 +28,8 @@ from sde_gym.models.cost import head_sizes
 from sde_gym.models.generation import generate_greedy
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.loading import ADAPTERS_FILE, load_model
-from sde_gym.models.own_states import OwnTextSettings, frame, load_own_states, write_own_states
+from sde_gym.models.own_states import load_own_states, write_own_states
+from sde_gym.models.text_plan import HELD_OUT, Frame, TextPlan, frame
 from sde_gym.policies.rules import StaticController
 
 SETTINGS = AdapterSettings(
@@ -35,12 +37,15 @@ SETTINGS = AdapterSettings(
     passes=6.0, batch_tokens=256, checkpoint_every=50,
 )  # fmt: skip
 
+GREEDY = OwnTextSettings(tokens=10, draw_answers=False)
+
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with a tokenizer of one token a word."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("model")
@@ -48,9 +53,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LayeredModel(hf)  # what was opened can be saved
     hf.save_pretrained(folder)
     words = {f"w{number}": number for number in range(hf.config.vocab_size)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), bos_token="w1"
-    )
+    splitter = Tokenizer(WordLevel(words, unk_token="w0"))
+    splitter.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=splitter, bos_token="w1")
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -123,7 +128,9 @@ def test_the_loss_is_the_cross_entropy_of_what_the_head_offers() -> None:
 
 
 def test_a_text_is_an_opening_and_an_answer(model_folder: Path, tmp_path: Path) -> None:
-    settings = OwnTextSettings(tokens=200, opening=3, answer=12, texts=14, lanes=4, top_k=5, seed=3)
+    settings = OwnTextSettings(
+        tokens=200, opening=3, answer=12, texts=14, lanes=4, top_k=5, draw_answers=False, seed=3
+    )
     (path,) = write_own_states(load_model(model_folder), (1, 3), settings, tmp_path)
     block = load_own_states(path, (1, 3))
     assert len(block) == len(block.hidden[1]) == len(block.hidden[3]) == 14 * 15
@@ -135,7 +142,9 @@ def test_a_text_is_an_opening_and_an_answer(model_folder: Path, tmp_path: Path) 
 
 def test_states_and_distribution_are_those_of_the_text_alone(model_folder: Path, tmp_path: Path) -> None:
     model = load_model(model_folder)
-    settings = OwnTextSettings(tokens=10, opening=1, answer=10, texts=6, lanes=3, top_k=4, seed=1)
+    settings = OwnTextSettings(
+        tokens=10, opening=1, answer=10, texts=6, lanes=3, top_k=4, draw_answers=False, seed=1
+    )
     (path,) = write_own_states(model, (2,), settings, tmp_path)
     block = load_own_states(path, (2,))
     (first,) = frame(model).prefix
@@ -288,7 +297,7 @@ def test_a_chat_template_is_taken_apart(tmp_path: Path) -> None:
     found = frame(model)
     assert "".join(map(chr, found.prefix)) == "u:"
     assert "".join(map(chr, found.bridge)) == ";a:"
-    settings = OwnTextSettings(tokens=10, opening=4, answer=6, texts=5, lanes=2)
+    settings = replace(GREEDY, opening=4, answer=6, texts=5, lanes=2)
     (path,) = write_own_states(model, (1,), settings, tmp_path)
     block = load_own_states(path, (1,))
     for text in range(5):
@@ -300,3 +309,75 @@ def test_a_chat_template_is_taken_apart(tmp_path: Path) -> None:
         frame(LayeredModel(tiny_models.llama(), ChatTokenizer("fixed"), "chat"))
     with pytest.raises(InputError, match="has no tokenizer"):
         frame(LayeredModel(tiny_models.llama()))
+
+
+def test_given_prompts_are_answered_by_their_share_of_the_texts() -> None:
+    prompts = [[1, 7, 8, 9], [1, 5]]
+    settings = replace(GREEDY, opening=2, answer=3, texts=40, lanes=5, prompt_share=0.25)
+    fed: dict[int, list[int]] = {}
+    greedy: dict[int, set[bool]] = {}
+    for block in range(2):
+        plan = TextPlan(Frame((1, 2), (3, 4)), settings, (0,), prompts, block)
+        assert plan.common == (1,)
+        while len(plan.text):
+            for lane, text in enumerate(plan.text):
+                number = block * settings.texts + int(text)
+                fed.setdefault(number, []).append(int(plan.fed[lane]))
+                if fed[number][-1] >= 10:  # behind the first token of an answer or an opening
+                    greedy.setdefault(number, set()).add(bool(plan.is_greedy[lane]))
+            _, done = plan.go_on(np.full(len(plan.text), 11), np.full(len(plan.text), 10))
+            plan.keep([lane for lane in range(len(plan.text)) if lane not in done])
+    answered = {number: (1, *tokens) for number, tokens in fed.items() if tokens[0] != 2}
+    assert sorted(fed) == list(range(80))
+    assert abs(len(answered) - 20) <= 1
+    (first, second, *later) = [answered[number] for number in sorted(answered)]
+    assert first == (1, 7, 8, 9, 10, 10)
+    assert second == (1, 5, 10, 10)
+    turns = [(1, 7, 8, 9, 11, 11), (1, 5, 11, 11)] * 10
+    assert later == turns[: len(later)]  # drawn: another greedy answer would be the same
+    for number in set(fed) - set(answered):
+        assert fed[number] == [2, 11, 11, 3, 4, 10, 10]
+    assert [True in greedy[number] for number in sorted(answered)] == [True] * 2 + [False] * len(later)
+
+
+def test_drawn_answers_leave_greedy_ones_to_judge_on() -> None:
+    settings = OwnTextSettings(opening=1, answer=2, texts=60, lanes=60, prompt_share=0.5)
+    plan = TextPlan(Frame((1,), ()), settings, (0,), [[1, 5]])
+    assert plan.fed[plan.text % HELD_OUT == HELD_OUT - 1].tolist() == [1] * 3  # texts of the model's own
+    plan.go_on(np.full(60, 11), np.full(60, 10))
+    assert np.flatnonzero(plan.is_greedy).tolist() == [19, 39, 59]
+
+
+def test_states_behind_a_given_prompt_are_those_of_the_prompt(model_folder: Path, tmp_path: Path) -> None:
+    model = load_model(model_folder)
+    prompts = [[1, 2, 3, 4], [5, 6]]
+    settings = OwnTextSettings(
+        tokens=10, answer=6, texts=4, lanes=4, top_k=2, draw_answers=False, prompt_share=1.0
+    )
+    (path,) = write_own_states(model, (2,), settings, tmp_path, prompts=prompts)
+    block = load_own_states(path, (2,))
+    for text, prompt in enumerate(prompts):
+        rows = block.text == text
+        assert block.greedy[rows].all()
+        sequence = model.sequence()
+        sequence.append(prompt)
+        sequence.advance(2)
+        torch.testing.assert_close(
+            block.hidden[2][rows][0].float(), sequence.hidden(2, 1)[0], rtol=0.02, atol=0.02
+        )
+        (written,) = generate_greedy(model, [prompt], 6)
+        assert block.ids[rows][:, 0].tolist() == written
+    assert not block.greedy[block.text >= 2].any()
+    with pytest.raises(InputError, match="of other settings"):
+        write_own_states(model, (2,), settings, tmp_path, prompts=prompts[:1])
+
+
+def test_prompts_that_are_too_long_are_left_out_or_refused(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "w4 w5"}\n{"prompt": "w6 w7 w8"}\n')
+    with pytest.raises(InputError, match="every prompt has more than 1 tokens"):
+        train_adapters(model_folder, replace(SETTINGS, prompts=str(file), longest_prompt=1), tmp_path / "out")
+    told: list[tuple[str, int, int, str]] = []
+    settings = replace(SETTINGS, prompts=str(file), longest_prompt=2)
+    assert _prompts(load_model(model_folder), settings, lambda *what: told.append(what)) == [[4, 5]]
+    assert told == [("prompts", 1, 2, "1 of 2 have at most 2 tokens")]
