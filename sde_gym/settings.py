@@ -93,7 +93,7 @@ def check_settings(settings: Any, names: Iterable[str], holds: Callable[[Any], b
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is an int; True and False are not."""
+    """Whether it is an int of Python, as JSON has them; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

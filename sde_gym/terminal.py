@@ -171,13 +171,16 @@ def show_generated(model: LayeredModel, prompt: str, result: DecodeResult) -> No
     pieces = token_pieces(model.decode, result.tokens)
     text, legend = coloured(Sample(prompt, pieces, result.depths, result.fates, result.num_layers))
     Console(highlight=False).print(text, soft_wrap=True)
-    facts = f"{len(result.tokens)} tokens"
-    if result.decode_seconds > 0:
-        facts += f", {(len(result.tokens) - 1) / result.decode_seconds:.1f} tokens/s after the first"
+    count = len(result.tokens)
+    facts = f"{count} token{'' if count == 1 else 's'}"
+    if count > 1 and result.decode_seconds > 0:
+        facts += f", {(count - 1) / result.decode_seconds:.1f} tokens/s after the first"
     console = Console(stderr=True, highlight=False)
     if result.drafted:
         facts += f", {result.accepted} of {result.drafted} drafts accepted"
         console.print(legend)
+    if len(model.encode(prompt)) + count >= model.context_limit:
+        facts += f"; the context of {model.context_limit} tokens is full"
     console.print(facts, style="dim")
 
 

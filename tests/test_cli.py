@@ -166,6 +166,15 @@ def test_generate_is_the_same_text_plainly_and_speculatively(tiny_model: Path) -
         r"\d+ tokens, [\d.]+ tokens/s after the first, \d+ of \d+ drafts accepted", static.stderr
     )
     assert "drafts" not in plain.stderr
+    assert "is full" not in plain.stderr
+    from sde_gym.models import load_model
+
+    one = run(*common[:5], "--max-new-tokens", 1, "--threads", 1)
+    assert one.stderr.strip().endswith("1 token")
+    full = run(*common[:5], "--max-new-tokens", 10_000, "--threads", 1)
+    limit = load_model(tiny_model).context_limit
+    assert full.exit_code == 0
+    assert f"the context of {limit} tokens is full" in " ".join(full.stderr.split())
 
 
 def test_record_train_generate(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:

@@ -8,19 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sde_gym.checks import whole_number
 from sde_gym.errors import InputError
 from sde_gym.traces import TraceSet
 from sde_gym.traces.schema import check_depths
-
-
-def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """`value` as an int; InputError naming the argument and its range unless it is one within it."""
-    limits = f"{low}..{high}" if high is not None else f"at least {low}"
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise InputError(f"{name}: {value!r} is not a whole number ({limits})")
-    if value < low or (high is not None and value > high):
-        raise InputError(f"{name}: {value} is out of range ({limits})")
-    return int(value)
 
 
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:

@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sde_gym.checks import whole_number
 from sde_gym.envs.accelerate import Kernel, resolve_accelerator
-from sde_gym.envs.arguments import candidate_depths, choice, indices, token_budget, whole_number
+from sde_gym.envs.arguments import candidate_depths, choice, indices, token_budget
 from sde_gym.envs.rewards import Reward, StepOutcome, checked_reward, resolve_reward
 from sde_gym.envs.scalar import OneLane
 from sde_gym.envs.state import COUNTERS as COUNTERS

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from sde_gym.envs.arguments import whole_number
+from sde_gym.checks import whole_number
 from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.order import TextOrder, chosen_text, text_option
 from sde_gym.envs.state import COUNTERS

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sde_gym.checks import whole_number
 from sde_gym.decoding.features import checked_probe
 from sde_gym.decoding.result import Round, check_request
 from sde_gym.decoding.round import TextDecoder
-from sde_gym.envs.arguments import choice, whole_number
+from sde_gym.envs.arguments import choice
 from sde_gym.envs.engine import EPISODES
 from sde_gym.envs.lanes import lane_seeds
 from sde_gym.envs.live_scene import LiveScene

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sde_gym.envs.arguments import whole_number
+from sde_gym.checks import whole_number
 from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.lanes import Lanes, lane_seeds
 from sde_gym.envs.order import text_option

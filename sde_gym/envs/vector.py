@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from sde_gym.envs.arguments import choice, whole_number
+from sde_gym.checks import whole_number
+from sde_gym.envs.arguments import choice
 from sde_gym.envs.engine import ReplayEngine
 from sde_gym.envs.lanes import Lanes, lane_seeds
 from sde_gym.envs.rewards import Reward, warn_if_raw

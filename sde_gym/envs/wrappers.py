@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
-from sde_gym.envs.arguments import whole_number
+from sde_gym.checks import whole_number
 from sde_gym.errors import InputError
 from sde_gym.policies.observation import Action, Phase
 

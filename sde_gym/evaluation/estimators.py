@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sde_gym.envs.arguments import whole_number
+from sde_gym.checks import whole_number
 from sde_gym.errors import InputError
 from sde_gym.evaluation.logged import EvaluationProblem
 

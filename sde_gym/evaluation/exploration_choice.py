@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sde_gym.envs.arguments import whole_number
+from sde_gym.checks import whole_number
 from sde_gym.errors import InputError
 from sde_gym.evaluation.dex_ticks import dex_ticks
 from sde_gym.evaluation.exploration_sets import head_costs, slowest_stage

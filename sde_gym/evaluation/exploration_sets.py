@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from sde_gym.checks import whole_number
 from sde_gym.decoding.dex.exploration import even_exploration_set
 from sde_gym.decoding.dex.exploration import exploration_set as checked_set
-from sde_gym.envs.arguments import whole_number
 from sde_gym.errors import InputError
 from sde_gym.traces import TraceSet
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sde_gym.envs.arguments import whole_number
+from sde_gym.checks import whole_number
 from sde_gym.envs.hindsight import Hindsight, best_return, least_cost
 from sde_gym.envs.run import run_controller
 from sde_gym.errors import InputError

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sde_gym.checks import shown, whole_number
 from sde_gym.errors import InputError
 from sde_gym.policies.controller import RoundOutcome, View
 from sde_gym.policies.draft_verify import share
@@ -31,16 +32,22 @@ class LITEController(ThresholdController):
         name: for tables.
 
     Raises:
-        InputError: no depth, or a threshold that is negative or NaN.
+        InputError: no mapping, no depth, a depth that is no whole number, or a threshold that is no number,
+            negative or NaN.
     """
 
     def __init__(self, thresholds: Mapping[int, float], name: str = "lite") -> None:
-        self.by_depth = {int(depth): float(value) for depth, value in thresholds.items()}
-        wrong = [value for value in self.by_depth.values() if not value >= 0.0]
-        if wrong or not self.by_depth:
+        if not isinstance(thresholds, Mapping):
+            raise InputError(
+                f"thresholds: {shown(thresholds)} is no mapping of depths; give one, such as {{4: 0.7}}"
+            )
+        if not thresholds or not all(map(_is_threshold, thresholds.values())):
             raise InputError(
                 f"thresholds: {dict(thresholds)!r} must have a number of at least 0 for at least one depth"
             )
+        self.by_depth = {
+            whole_number("thresholds", depth, low=1): float(value) for depth, value in thresholds.items()
+        }
         super().__init__(0.0)
         self.made_for = tuple(sorted(self.by_depth))
         self._use(tuple(self.by_depth))
@@ -74,6 +81,10 @@ class LITEController(ThresholdController):
 
     def _use(self, depths: tuple[int, ...]) -> None:
         self.threshold = self.draft_threshold = np.array([self.by_depth[depth] for depth in depths])
+
+
+def _is_threshold(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and bool(value >= 0)
 
 
 def calibrated_thresholds(
