@@ -57,8 +57,8 @@ class AdapterSettings(OwnTextSettings):
 
     depths: tuple[int, ...] = setting((), "Depths that get an adapter; four even steps if none.")
     prompts: str | None = setting(None, "Prompt set or JSONL file whose prompts are answered, too.")
-    kind: str = setting("gated", f"The map: {', '.join(KINDS)}.")
-    size: int = setting(512, "Inner width of a gated map, rank of a low-rank one.")
+    kind: str = setting("linear_gated", f"The map: {', '.join(KINDS)}.")
+    size: int = setting(448, "Inner width of a gated map, rank of a low-rank one.")
     vocabulary: int = setting(
         0, "Size of the compact vocabulary, counted in the own text; 0: the model's own, or all tokens."
     )

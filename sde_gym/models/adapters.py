@@ -105,10 +105,32 @@ class GatedAdapter(ResidualAdapter):
         return F.linear(F.silu(F.linear(x, self.gate)) * F.linear(x, self.value), self.up)
 
 
-KINDS: dict[str, type[LinearAdapter] | type[LowRankAdapter] | type[GatedAdapter]] = {
+class LinearGatedAdapter(GatedAdapter):
+    """W x + U (silu(G x) * (V x)): width^2 + 3 size width parameters.
+
+    Behind most of the layers what is left to do is nearly linear, which a gate alone is slow to learn.
+
+    Args:
+        width: of the states.
+        size: of the hidden layer.
+    """
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__(width, size)
+        self.weight = torch.nn.Parameter(torch.zeros(width, width))
+
+    def change(self, x: Tensor) -> Tensor:
+        """(..., width)."""
+        return F.linear(x, self.weight) + super().change(x)
+
+
+Kind = type[LinearAdapter] | type[LowRankAdapter] | type[GatedAdapter] | type[LinearGatedAdapter]
+
+KINDS: dict[str, Kind] = {
     "linear": LinearAdapter,
     "low_rank": LowRankAdapter,
     "gated": GatedAdapter,
+    "linear_gated": LinearGatedAdapter,
 }
 
 
@@ -166,16 +188,7 @@ def load_adapters(path: Path, model: LayeredModel) -> dict[int, ResidualAdapter]
             model: other width, too deep, or trained for other weights. Weights that were rounded to a
             shorter dtype cannot be compared, and pass.
     """
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    try:
-        with safe_open(path, "pt") as stored:  # type: ignore[no-untyped-call]
-            meta = _described(stored.metadata() or {}, path)
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise InputError(f"{path}: truncated or no safetensors file ({error})") from None
+    meta, tensors = _read(path)
     depths = meta["depths"]
     if depths[-1] >= model.num_layers:
         raise InputError(f"{path}: adapters at {depths}, but {model.name!r} has {model.num_layers} layers")
@@ -208,13 +221,22 @@ def describe_adapters(path: Path) -> dict[str, Any]:
     Raises:
         InputError: as `load_adapters`.
     """
+    return _read(path, with_tensors=False)[0]
+
+
+def _read(path: Path, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description of a file, checked, and its tensors by name."""
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
     try:
         with safe_open(path, "pt") as stored:  # type: ignore[no-untyped-call]
-            return _described(stored.metadata() or {}, path)
-    except (SafetensorError, FileNotFoundError) as error:
-        raise InputError(f"{path}: no such file, or no safetensors file ({error})") from None
+            meta = _described(stored.metadata() or {}, path)
+            names = stored.keys() if with_tensors else ()
+            return meta, {name: stored.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise InputError(f"{path}: truncated or no safetensors file ({error})") from None
 
 
 def _size(state: Mapping[str, Tensor]) -> int:
