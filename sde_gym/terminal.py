@@ -179,7 +179,8 @@ def show_generated(model: LayeredModel, prompt: str, result: DecodeResult) -> No
     if result.drafted:
         facts += f", {result.accepted} of {result.drafted} drafts accepted"
         console.print(legend)
-    if len(model.encode(prompt)) + count >= model.context_limit:
+    # the last token need not fit: it is never run
+    if len(model.encode(prompt)) + count > model.context_limit:
         facts += f"; the context of {model.context_limit} tokens is full"
     console.print(facts, style="dim")
 

@@ -172,9 +172,12 @@ def test_generate_is_the_same_text_plainly_and_speculatively(tiny_model: Path) -
     one = run(*common[:5], "--max-new-tokens", 1, "--threads", 1)
     assert one.stderr.strip().endswith("1 token")
     full = run(*common[:5], "--max-new-tokens", 10_000, "--threads", 1)
-    limit = load_model(tiny_model).context_limit
+    model = load_model(tiny_model)
+    limit = model.context_limit
     assert full.exit_code == 0
     assert f"the context of {limit} tokens is full" in " ".join(full.stderr.split())
+    last = run(*common[:5], "--max-new-tokens", limit - len(model.encode("def f(x):")), "--threads", 1)
+    assert "is full" not in last.stderr
 
 
 def test_record_train_generate(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:

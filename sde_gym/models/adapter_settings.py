@@ -8,6 +8,9 @@ from sde_gym.errors import InputError
 from sde_gym.models.adapters import KINDS
 from sde_gym.settings import at_least_one, check_settings, is_number, is_whole, setting
 
+#: Every so manieth text of a block is of the model's own, with a greedy answer: held out of training.
+HELD_OUT = 20
+
 _TEXT_COUNTS = ("tokens", "opening", "answer", "texts", "lanes", "top_k")
 _COUNTS = ("size", "batch_tokens", "checkpoint_every")
 
@@ -27,7 +30,8 @@ class OwnTextSettings:
     lanes: int = setting(512, "Texts written at once.")
     top_k: int = setting(16, "Tokens of the last layer's distribution that count.")
     min_p: float = setting(
-        0.02, "Least probability of a drawn token over that of the best; a text's first is free of it."
+        0.02,
+        "Least probability of a drawn token over that of the best; a text's first is free of it.",
     )
     first_temperature: float = setting(2.0, "Temperature of a text's first token: varied subjects.")
     draw_answers: bool = setting(
@@ -72,7 +76,11 @@ class AdapterSettings(OwnTextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        whole = (*_COUNTS, "vocabulary")
+        check_settings(self, whole, is_whole, "{name}: {value!r} must be a whole number")
         check_settings(self, _COUNTS, at_least_one, "{name} must be at least 1, not {value}")
+        numbers = ("warmup", "hard", "passes", "learning_rate")
+        check_settings(self, numbers, is_number, "{name}: {value!r} must be a number")
         check_settings(self, ("warmup", "hard"), _is_share, "{name} must lie in [0, 1], not {value}")
         check_settings(
             self, ("passes", "learning_rate"), _is_positive, "{name} must be positive and finite, not {value}"
@@ -81,6 +89,15 @@ class AdapterSettings(OwnTextSettings):
             raise InputError(f"vocabulary must be at least 0, not {self.vocabulary}")
         if self.kind not in KINDS:
             raise InputError(f"kind: there is no {self.kind!r}; expected one of {', '.join(KINDS)}")
+
+        if self.texts < HELD_OUT:
+            raise InputError(
+                f"texts must be at least {HELD_OUT}, not {self.texts}: one in {HELD_OUT} is held out"
+            )
+        if self.draw_answers and not self.drawn:
+            raise InputError(
+                "drawn=False leaves nothing to learn from if answers are drawn; give draw_answers=False, too"
+            )
 
     def own_text(self) -> OwnTextSettings:
         """What the model writes."""

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from sde_gym.errors import InputError
 from sde_gym.files import atomic_path
-from sde_gym.models.adapter_settings import AdapterSettings
+from sde_gym.models.adapter_settings import HELD_OUT, AdapterSettings
 from sde_gym.models.adapters import ResidualAdapter, new_adapter
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.own_states import load_own_states
-from sde_gym.models.text_plan import HELD_OUT
 
 
 @dataclass(frozen=True, eq=False)

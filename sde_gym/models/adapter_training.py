@@ -86,6 +86,7 @@ def train_adapters(
         depths = exact.check_depths(settings.depths or _even(exact.num_layers))
         identity = {"model": exact.name, "model_hash": exact.weights_hash()}
         own_vocabulary = exact.compact_vocabulary
+        prompts = _prompts(exact, settings, tell)
         del exact
         out.mkdir(parents=True, exist_ok=True)
         _check_request(out / SETTINGS_FILE, settings, identity)
@@ -93,7 +94,7 @@ def train_adapters(
         files = write_own_states(
             writer, depths, settings.own_text(), out / OWN_TEXT,
             lambda done, total: tell("write text", done, total, f"{done} tokens"),
-            _prompts(writer, settings, tell),
+            prompts,
         )  # fmt: skip
         ids = _vocabulary(writer, files, settings, own_vocabulary, out / COMPACT_VOCABULARY_FILE)
         speaker = LayeredModel(writer.hf, writer.tokenizer, writer.name, ids)
@@ -123,7 +124,7 @@ def _prompts(model: LayeredModel, settings: AdapterSettings, tell: Progress) -> 
     if settings.prompts is None:
         return []
     most = min(settings.longest_prompt, model.context_limit - settings.answer - 1)
-    found = [model.encode(prompt.text) for prompt in load_prompts(settings.prompts)]
+    found = [model.encode(prompt.text, any_length=True) for prompt in load_prompts(settings.prompts)]
     kept = [ids for ids in found if len(ids) <= most]
     if not kept:
         raise InputError(
@@ -216,7 +217,8 @@ def card(description: dict[str, Any], columns: int | None) -> str:
         "",
         "## Training",
         "",
-        f"Muon, peak learning rate {settings['learning_rate']:g}, {settings['passes']:g} passes, "
+        f"Muon, peak learning rate {settings['learning_rate']:g}, {settings['passes']:g} "
+        f"pass{'' if settings['passes'] == 1 else 'es'}, "
         f"{settings['batch_tokens']} positions a step, weight {settings['hard']:g} on the best token beside "
         f"the last layer's distribution over its {settings['top_k']} best, seed {settings['seed']}.",
         "",
@@ -241,11 +243,14 @@ def _data(positions: int, settings: dict[str, Any]) -> str:
     """A card's words on what was learned from."""
     given = settings["prompts"]
     answers = "drawn as well, but for those that are held out" if settings["draw_answers"] else "greedy"
+    if given is not None and not settings["draw_answers"]:
+        answers += ", but for second answers to a given prompt"
     words = (
         f"{positions:,} positions of text that the model wrote itself: beginnings drawn at temperature 1 (at "
-        f"least {settings['min_p']:g} of the best token's probability; the first token at temperature "
-        f"{settings['first_temperature']:g}), what follows {answers}."
+        f"least {settings['min_p']:g} of the best token's probability, among the 256 best; the first token "
+        f"at temperature {settings['first_temperature']:g}), what follows {answers}."
     )
     if given is None:
         return words + " No other data."
-    return words + f" {settings['prompt_share']:.0%} of the texts answer the prompts of `{given}` instead."
+    share = settings["prompt_share"]
+    return words + f" {share:.0%} of the training texts answer the prompts of `{given}` instead."

@@ -123,8 +123,12 @@ class LayeredModel:
         """A new, empty depth frontier."""
         return DepthSequence(self, capacity)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, any_length: bool = False) -> list[int]:
         """Token ids of a prompt; a chat model's prompt becomes one user turn.
+
+        Args:
+            text: of the prompt.
+            any_length: take prompts that the context does not hold, too.
 
         Raises:
             InputError: empty text, no tokenizer, or more tokens than the context holds.
@@ -146,7 +150,7 @@ class LayeredModel:
             )["input_ids"]
         else:
             ids = self.tokenizer(text)["input_ids"]
-        if len(ids) >= self.context_limit:
+        if len(ids) >= self.context_limit and not any_length:
             raise InputError(
                 f"the prompt has {len(ids)} tokens; the context holds {self.context_limit}: shorten it"
             )

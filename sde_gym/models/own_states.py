@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,16 @@ def write_own_states(
             or without those of a depth.
     """
     chosen = model.check_depths(depths)
+    if not all(prompts):
+        raise InputError("prompts: one of them has no tokens; leave it out")
     request = {
         "model": model.name, "weights": model.weights_hash(),
         "dtype": str(model.dtype).removeprefix("torch."), "depths": list(chosen),
-        "texts": {name: value for name, value in asdict(settings).items() if name != "tokens"},
+        "texts": {
+            field.name: getattr(settings, field.name)
+            for field in fields(OwnTextSettings)
+            if field.name != "tokens"
+        },
         "prompts": hashlib.sha256(repr([list(prompt) for prompt in prompts]).encode()).hexdigest()[:16],
     }  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
@@ -99,7 +105,9 @@ def write_own_states(
     found = read_json(path)
     kept = found.get("depths") if isinstance(found, dict) else None
     if not isinstance(kept, list) or {**request, "depths": kept} != found:
-        raise InputError(f"{out}: holds states of another model or of other settings; choose another")
+        raise InputError(
+            f"{out}: holds states of another model, of other settings or prompts; choose another"
+        )
     if not set(chosen) <= set(kept):
         raise InputError(
             f"{out}: holds states at {kept}, not at {list(chosen)}; states are kept while text is written, "

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sde_gym.errors import InputError
-from sde_gym.models.adapter_settings import OwnTextSettings
+from sde_gym.models.adapter_settings import HELD_OUT, OwnTextSettings
 from sde_gym.models.layered import LayeredModel
 
 #: Stands where the user's words are, to find out what the chat template puts around them.
@@ -23,9 +23,6 @@ _MARK = "\u2603"
 
 #: Multiples of it, less their whole part, fall evenly into [0, 1) however many are taken: (sqrt(5) - 1) / 2.
 _GOLDEN = 0.6180339887498949
-
-#: Every so manieth text of a block is of the model's own, with a greedy answer: held out of training.
-HELD_OUT = 20
 
 _GIVEN, _OPENING, _ANSWER = range(3)
 

@@ -46,7 +46,8 @@ class LITEController(ThresholdController):
                 f"thresholds: {dict(thresholds)!r} must have a number of at least 0 for at least one depth"
             )
         self.by_depth = {
-            whole_number("thresholds", depth, low=1): float(value) for depth, value in thresholds.items()
+            whole_number("thresholds: depth", depth, low=1): float(value)
+            for depth, value in thresholds.items()
         }
         super().__init__(0.0)
         self.made_for = tuple(sorted(self.by_depth))
@@ -84,7 +85,8 @@ class LITEController(ThresholdController):
 
 
 def _is_threshold(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and bool(value >= 0)
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return number and bool(value >= 0)  # type: ignore[operator]
 
 
 def calibrated_thresholds(

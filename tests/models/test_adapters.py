@@ -14,7 +14,7 @@ import torch
 
 from sde_gym.decoding import autoregressive, speculative
 from sde_gym.errors import InputError
-from sde_gym.models.adapter_settings import AdapterSettings, OwnTextSettings
+from sde_gym.models.adapter_settings import HELD_OUT, AdapterSettings, OwnTextSettings
 from sde_gym.models.adapter_trainer import DepthTrainer, loss_of
 from sde_gym.models.adapter_training import _prompts, train_adapters
 from sde_gym.models.adapters import (
@@ -29,7 +29,7 @@ from sde_gym.models.generation import generate_greedy
 from sde_gym.models.layered import LayeredModel
 from sde_gym.models.loading import ADAPTERS_FILE, load_model
 from sde_gym.models.own_states import load_own_states, write_own_states
-from sde_gym.models.text_plan import HELD_OUT, Frame, TextPlan, frame
+from sde_gym.models.text_plan import Frame, TextPlan, frame
 from sde_gym.policies.rules import StaticController
 
 SETTINGS = AdapterSettings(
@@ -174,7 +174,7 @@ def test_the_same_seed_writes_the_same_files_also_after_a_stop(model_folder: Pat
     whole[0].write_bytes(whole[0].read_bytes()[:100])
     with pytest.raises(InputError, match="truncated"):
         write_own_states(model, (1,), settings, tmp_path / "whole")
-    with pytest.raises(InputError, match="of another model or of other settings"):
+    with pytest.raises(InputError, match="of another model, of other settings or prompts"):
         write_own_states(model, (1,), replace(settings, seed=9), tmp_path / "stopped")
     with pytest.raises(InputError, match=r"holds states at \[1\], not at \[2\]"):
         write_own_states(model, (2,), settings, tmp_path / "stopped")
@@ -254,6 +254,13 @@ def torch_tensors(path: Path) -> dict[str, torch.Tensor]:
         ({"hard": 1.5}, r"hard must lie in \[0, 1\]"),
         ({"passes": 0.0}, "passes must be positive"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"size": 1.5}, "size: 1.5 must be a whole number"),
+        ({"hard": "x"}, "hard: 'x' must be a number"),
+        ({"min_p": -0.1}, r"min_p must lie in \[0, 1\]"),
+        ({"prompt_share": 2}, r"prompt_share must lie in \[0, 1\]"),
+        ({"first_temperature": 0.0}, "first_temperature must be positive"),
+        ({"texts": 19}, "texts must be at least 20, not 19"),
+        ({"drawn": False}, "give draw_answers=False, too"),
     ],
 )
 def test_settings_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
@@ -342,7 +349,8 @@ def test_given_prompts_are_answered_by_their_share_of_the_texts() -> None:
 
 def test_drawn_answers_leave_greedy_ones_to_judge_on() -> None:
     settings = OwnTextSettings(opening=1, answer=2, texts=60, lanes=60, prompt_share=0.5)
-    plan = TextPlan(Frame((1,), ()), settings, (0,), [[1, 5]])
+    plan = TextPlan(Frame((1,), ()), settings, (0,), [[6, 5]])
+    assert 6 in plan.fed
     assert plan.fed[plan.text % HELD_OUT == HELD_OUT - 1].tolist() == [1] * 3  # texts of the model's own
     plan.go_on(np.full(60, 11), np.full(60, 10))
     assert np.flatnonzero(plan.is_greedy).tolist() == [19, 39, 59]
@@ -368,7 +376,7 @@ def test_states_behind_a_given_prompt_are_those_of_the_prompt(model_folder: Path
         (written,) = generate_greedy(model, [prompt], 6)
         assert block.ids[rows][:, 0].tolist() == written
     assert not block.greedy[block.text >= 2].any()
-    with pytest.raises(InputError, match="of other settings"):
+    with pytest.raises(InputError, match="of other settings or prompts"):
         write_own_states(model, (2,), settings, tmp_path, prompts=prompts[:1])
 
 
@@ -378,6 +386,9 @@ def test_prompts_that_are_too_long_are_left_out_or_refused(model_folder: Path, t
     with pytest.raises(InputError, match="every prompt has more than 1 tokens"):
         train_adapters(model_folder, replace(SETTINGS, prompts=str(file), longest_prompt=1), tmp_path / "out")
     told: list[tuple[str, int, int, str]] = []
+    assert not list((tmp_path / "out").glob("*")), "nothing is in the way of a better call"
+    with file.open("a") as more:
+        more.write('{"prompt": "' + "w9 " * 5000 + '"}\n')  # more than the context holds
     settings = replace(SETTINGS, prompts=str(file), longest_prompt=2)
     assert _prompts(load_model(model_folder), settings, lambda *what: told.append(what)) == [[4, 5]]
-    assert told == [("prompts", 1, 2, "1 of 2 have at most 2 tokens")]
+    assert told == [("prompts", 1, 3, "1 of 3 have at most 2 tokens")]

@@ -95,7 +95,7 @@ def test_it_acts_as_the_threshold_controller_it_is() -> None:
         (lambda t: LITEController({}), "at least one depth"),
         (lambda t: LITEController([0.5]), "no mapping of depths"),  # type: ignore[arg-type]
         (lambda t: LITEController({2: "high"}), "must have a number"),  # type: ignore[dict-item]
-        (lambda t: LITEController({2.5: 0.5}), "2.5 is not a whole number"),  # type: ignore[dict-item]
+        (lambda t: LITEController({2.5: 0.5}), "depth: 2.5 is not a whole number"),  # type: ignore[dict-item]
         (lambda t: thresholds_for(np.ones((2, 1)), np.ones((3, 1), bool), 0.5), "same shape"),
     ],
 )
