@@ -180,6 +180,21 @@ def test_generate_is_the_same_text_plainly_and_speculatively(tiny_model: Path) -
     assert "is full" not in last.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [(("--texts", 3), "texts must be at least 20"), (("--no-drawn",), "draw_answers=False"),
+     (("--prompts", "nothing.jsonl"), "nothing.jsonl")],
+)  # fmt: skip
+def test_adapters_need_no_depths_and_bad_settings_are_told_first(
+    tiny_model: Path, tmp_path: Path, option: tuple[Any, ...], message: str
+) -> None:
+    out = tmp_path / "adapters"
+    result = run("train-adapters", "--model", tiny_model, *option, "--threads", 1, "--out", out)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert not list(out.glob("*"))
+
+
 def test_record_train_generate(tiny_model: Path, prompt_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("d3rlpy")
     from safetensors.torch import load_file, save_file

@@ -59,7 +59,7 @@ class OwnTextSettings:
 class AdapterSettings(OwnTextSettings):
     """Everything that determines adapters, apart from the model."""
 
-    depths: tuple[int, ...] = setting((), "Depths that get an adapter; four even steps if none.")
+    depths: tuple[int, ...] | None = setting(None, "Depths that get an adapter; four even steps if none.")
     prompts: str | None = setting(None, "Prompt set or JSONL file whose prompts are answered, too.")
     kind: str = setting("linear_gated", f"The map: {', '.join(KINDS)}.")
     size: int = setting(448, "Inner width of a gated map, rank of a low-rank one.")

@@ -137,7 +137,7 @@ def _prompts(model: LayeredModel, settings: AdapterSettings, tell: Progress) -> 
 
 def _check_request(path: Path, settings: AdapterSettings, identity: dict[str, str]) -> None:
     """Refuse a folder that was begun otherwise; depths may differ."""
-    request = json.loads(json.dumps({**identity, "settings": asdict(replace(settings, depths=()))}))
+    request = json.loads(json.dumps({**identity, "settings": asdict(replace(settings, depths=None))}))
     if path.exists():
         if read_json(path) != request:
             raise InputError(f"{path}: the folder was begun with other settings; choose another --out")
