@@ -164,8 +164,15 @@ def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def show_generated(model: LayeredModel, prompt: str, result: DecodeResult) -> None:
-    """Print a generated text, each token on its depth's colour, and on stderr how it came about."""
+def show_generated(model: LayeredModel, prompt: str, prompt_tokens: int, result: DecodeResult) -> None:
+    """Print a generated text, each token on its depth's colour, and on stderr how it came about.
+
+    Args:
+        model: that generated it.
+        prompt: its text.
+        prompt_tokens: how many tokens that is.
+        result: what was generated.
+    """
     from sde_gym.evaluation.samples import Sample, token_pieces
 
     pieces = token_pieces(model.decode, result.tokens)
@@ -180,7 +187,7 @@ def show_generated(model: LayeredModel, prompt: str, result: DecodeResult) -> No
         facts += f", {result.accepted} of {result.drafted} drafts accepted"
         console.print(legend)
     # the last token need not fit: it is never run
-    if len(model.encode(prompt)) + count > model.context_limit:
+    if prompt_tokens + count > model.context_limit:
         facts += f"; the context of {model.context_limit} tokens is full"
     console.print(facts, style="dim")
 

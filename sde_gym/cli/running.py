@@ -293,7 +293,7 @@ def generate(
         result = _skipping(loaded, ids, skips, draft_length, max_new_tokens)
     else:
         result = autoregressive(loaded, ids, max_new_tokens)
-    show_generated(loaded, text, result)
+    show_generated(loaded, text, len(ids), result)
 
 
 def _skipping(

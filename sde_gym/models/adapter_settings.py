@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from sde_gym.errors import InputError
 from sde_gym.models.adapters import KINDS
@@ -89,7 +89,6 @@ class AdapterSettings(OwnTextSettings):
             raise InputError(f"vocabulary must be at least 0, not {self.vocabulary}")
         if self.kind not in KINDS:
             raise InputError(f"kind: there is no {self.kind!r}; expected one of {', '.join(KINDS)}")
-
         if self.texts < HELD_OUT:
             raise InputError(
                 f"texts must be at least {HELD_OUT}, not {self.texts}: one in {HELD_OUT} is held out"
@@ -98,10 +97,6 @@ class AdapterSettings(OwnTextSettings):
             raise InputError(
                 "drawn=False leaves nothing to learn from if answers are drawn; give draw_answers=False, too"
             )
-
-    def own_text(self) -> OwnTextSettings:
-        """What the model writes."""
-        return OwnTextSettings(**{field.name: getattr(self, field.name) for field in fields(OwnTextSettings)})
 
 
 def _is_share(value: float) -> bool:

@@ -92,9 +92,8 @@ def train_adapters(
         _check_request(out / SETTINGS_FILE, settings, identity)
         writer = load_model(model, "bfloat16")
         files = write_own_states(
-            writer, depths, settings.own_text(), out / OWN_TEXT,
-            lambda done, total: tell("write text", done, total, f"{done} tokens"),
-            prompts,
+            writer, depths, settings, out / OWN_TEXT,
+            lambda done, total: tell("write text", done, total, f"{done} tokens"), prompts,
         )  # fmt: skip
         ids = _vocabulary(writer, files, settings, own_vocabulary, out / COMPACT_VOCABULARY_FILE)
         speaker = LayeredModel(writer.hf, writer.tokenizer, writer.name, ids)

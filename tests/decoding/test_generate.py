@@ -139,36 +139,33 @@ def test_sampling_is_repeatable_by_seed(model: LayeredModel) -> None:
     assert texts(None) == free
 
 
+class Listener:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def put(self, value: Tensor) -> None:
+        self.heard.append(value.tolist())
+
+    def end(self) -> None:
+        self.heard.append("end")
+
+
 def test_a_streamer_hears_the_prompt_and_every_token(model: LayeredModel) -> None:
-    heard: list[Any] = []
-
-    class Listener:
-        def put(self, value: Tensor) -> None:
-            heard.append(value.tolist())
-
-        def end(self) -> None:
-            heard.append("end")
-
+    listener = Listener()
     for controller in (None, STATIC):
-        heard.clear()
-        result = generate(model, PROMPT, controller, max_new_tokens=15, streamer=Listener())
-        assert heard == [[PROMPT], *([token] for token in result.tokens), "end"]
+        listener.heard.clear()
+        result = generate(model, PROMPT, controller, max_new_tokens=15, streamer=listener)
+        assert listener.heard == [[PROMPT], *([token] for token in result.tokens), "end"]
     with pytest.raises(InputError, match="streamer"):
-        generate(model, [PROMPT, PROMPT], STATIC, streamer=Listener())
+        generate(model, [PROMPT, PROMPT], STATIC, streamer=listener)
 
 
 def test_a_streamer_of_an_empty_text_hears_prompt_and_end(model: LayeredModel) -> None:
-    heard: list[Any] = []
-
-    class Listener:
-        def put(self, value: Tensor) -> None:
-            heard.append(value.tolist())
-
-        def end(self) -> None:
-            heard.append("end")
-
-    assert generate(model, PROMPT, STATIC, max_new_tokens=0, streamer=Listener()).tokens == []
-    assert heard == [[PROMPT], "end"]
+    listener = Listener()
+    assert generate(model, PROMPT, STATIC, max_new_tokens=0, streamer=listener).tokens == []
+    assert listener.heard == [[PROMPT], "end"]
 
 
 def test_a_text_that_the_context_ends_is_told_of(model: LayeredModel) -> None:

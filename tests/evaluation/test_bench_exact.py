@@ -111,18 +111,23 @@ def test_without_plain_decodings_text_it_is_decoded_again(
     assert [(row["method"], row["different"]) for row in rows] == [("ar", 0), ("del", 0)]
 
 
-def test_plain_decoding_is_held_against_generate(
-    settings: DecodeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def falsify(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Give the first text of every pass of a method another token at place 5."""
     decode = module._decode
 
     def wrong(model: Any, given: Any, name: str, *rest: Any) -> list[DecodeResult]:
         results = decode(model, given, name, *rest)
-        if name == "ar":
+        if name == method:
             results[0].tokens[5] = (results[0].tokens[5] + 1) % model.vocab_size
         return results
 
     monkeypatch.setattr(module, "_decode", wrong)
+
+
+def test_plain_decoding_is_held_against_generate(
+    settings: DecodeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falsify(monkeypatch, "ar")
     results = bench_exact(replace(settings, methods=("generate",)), tmp_path, batch=3)
     assert [(row["method"], row["different"]) for row in results["rows"]] == [("ar", 0), ("generate", 3)]
 
@@ -130,15 +135,7 @@ def test_plain_decoding_is_held_against_generate(
 def test_a_wrong_token_is_found(
     settings: DecodeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = module._decode
-
-    def wrong(model: Any, given: Any, name: str, *rest: Any) -> list[DecodeResult]:
-        results = decode(model, given, name, *rest)
-        if name == "del":
-            results[0].tokens[5] = (results[0].tokens[5] + 1) % model.vocab_size
-        return results
-
-    monkeypatch.setattr(module, "_decode", wrong)
+    falsify(monkeypatch, "del")
     results = bench_exact(replace(settings, methods=("del",)), tmp_path, batch=3)
     (different,) = results["differences"]
     assert (different["method"], different["position"]) == ("del", 5)
